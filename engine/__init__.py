@@ -1,0 +1,3 @@
+"""Radixcast: what users touch."""
+
+__version__ = "0.1.0"
