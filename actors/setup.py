@@ -54,7 +54,7 @@ class NodeSetup(msgspec.Struct, frozen=True, kw_only=True):
         """Write into the run folder, readable by its owner only."""
         path = Path(self.run_dir) / SETUP_FILE
         path.touch(mode=0o600)
-        path.write_bytes(msgspec.json.encode(self, enc_hook=str))
+        path.write_bytes(msgspec.json.encode(self))
         return path
 
     @classmethod

@@ -91,9 +91,8 @@ def parse(data: Mapping[str, Any], *, prefix: str = "sampling_params.") -> Sampl
         name = _ALIASES.get(key, key)
         if name not in SamplingParams.__struct_fields__:
             raise InvalidRequest(f"unknown sampling parameter {key!r}", param=prefix + key, code="unknown_parameter")
-        if name in spelled and values.get(name) != value and value is not None:
-            if values.get(name) is not None:
-                raise InvalidRequest(f"{spelled[name]!r} and {key!r} are the same thing; give one", param=prefix + key)
+        if name in spelled and values.get(name) != value and value is not None and values.get(name) is not None:
+            raise InvalidRequest(f"{spelled[name]!r} and {key!r} are the same thing; give one", param=prefix + key)
         if value is None and name != "max_new_tokens":
             continue
         if value is None and name in values:
@@ -163,7 +162,9 @@ def check_vocabulary(params: SamplingParams, vocab_size: int, *, prefix: str = "
 def _check_bias(params: SamplingParams, prefix: str) -> None:
     bias = params.logit_bias or {}
     if len(bias) > limits.MAX_LOGIT_BIAS:
-        raise InvalidRequest(f"logit_bias has {len(bias)} entries, at most {limits.MAX_LOGIT_BIAS}", param=prefix + "logit_bias")
+        raise InvalidRequest(
+            f"logit_bias has {len(bias)} entries, at most {limits.MAX_LOGIT_BIAS}", param=prefix + "logit_bias"
+        )
     for token, value in bias.items():
         if not (math.isfinite(value) and abs(value) <= limits.LOGIT_BIAS_RANGE):
             raise InvalidRequest(
