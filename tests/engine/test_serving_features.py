@@ -14,9 +14,9 @@ from typing import Any
 import openai
 import psutil
 import pytest
-from fakes.server import Server
 
 import radixcast
+from fakes.server import Server
 from radixcast.protocols.model import ModelSpec
 
 REFERENCE = [

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.server import Server
 
+from fakes.server import Server
 from radixcast.protocols.model import ModelSpec
 
 REFERENCE = [
