@@ -58,7 +58,13 @@ def tokenizer_json(metadata: dict[str, Any]) -> bytes:
         raise StartupError(
             f"tokenizer kind {kind!r} of the GGUF file is not supported (known: gpt2, llama); give --tokenizer-path"
         )
-    document = {"version": "1.0", "truncation": None, "padding": None, "normalizer": None, "post_processor": None}
+    document: dict[str, Any] = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "normalizer": None,
+        "post_processor": None,
+    }
     document |= builders[kind](metadata)
     document["added_tokens"] = _added_tokens(metadata, byte_level=kind == "gpt2")
     return msgspec.json.encode(document)
