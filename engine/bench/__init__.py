@@ -1,0 +1,1 @@
+"""Benchmarks of a served model over HTTP, against any server that speaks OpenAI's API."""
