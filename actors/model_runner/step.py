@@ -1,0 +1,86 @@
+"""TorchExecutor: a StepPlan through the model and the sampler.
+
+Knows no model: `forward` is any function from a ForwardBatch to float32 logits that keeps its KV in the slots it is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from radixcast.actors.model_runner import report
+from radixcast.actors.model_runner.batch import ForwardBatch
+from radixcast.actors.model_runner.executor import Outcome, TableExecutor
+from radixcast.actors.model_runner.sampler import Sampler
+from radixcast.actors.model_runner.tables import RowTables, StepLayout
+from radixcast.protocols.internal import Capacity
+
+Forward = Callable[[ForwardBatch], torch.Tensor]
+"""ForwardBatch -> logits float32 [L, V]; the caller may overwrite them."""
+
+
+class TorchExecutor(TableExecutor):
+    """Executes plans with a model on `device`. Use it from one thread only."""
+
+    def __init__(self, forward: Forward, capacity: Capacity, *, vocab_size: int, device: torch.device) -> None:
+        tables = RowTables(
+            max_running=capacity.max_running,
+            context_length=capacity.context_length,
+            total_tokens=capacity.total_tokens,
+            vocab_size=vocab_size,
+        )
+        super().__init__(tables, capacity)
+        self._forward = forward
+        self._device = device
+        self._sampler = Sampler(tables, device)
+
+    def compute(self, step: StepLayout) -> Outcome:
+        """See TableExecutor."""
+        with torch.inference_mode():
+            logit_plan = report.plan_logits(self.tables, step)
+            logits_LV = self._forward(self._batch(step, logit_plan.tokens_L))
+            return self._finish(step, logit_plan, logits_LV)
+
+    def check_device(self) -> None:
+        """After a failed step: give memory back; a CUDA context that an illegal access broke raises again here."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+            torch.cuda.empty_cache()
+
+    def _batch(self, step: StepLayout, tokens_L: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> ForwardBatch:
+        max_kv = int(step.kv_lens_R.max())
+        return ForwardBatch(
+            token_ids_T=self._tensor(step.token_ids_T),
+            positions_T=self._tensor(step.positions_T),
+            row_starts=self._tensor(step.row_starts.astype(np.int32)),
+            kv_lens_R=self._tensor(step.kv_lens_R.astype(np.int32)),
+            page_table_RS=self._tensor(self.tables.page_table[step.rows_R, :max_kv]),
+            out_slots_T=self._tensor(step.out_slots_T),
+            logit_tokens_L=self._tensor(tokens_L),
+            max_query=int(step.counts_R.max()),
+            max_kv=max_kv,
+        )
+
+    def _finish(self, step: StepLayout, plan: report.LogitPlan, logits_LV: torch.Tensor) -> Outcome:
+        """Prompt logprobs, sampling, output logprobs."""
+        tables, rows_S = self.tables, step.rows_R[step.samples_R]
+        prompts = report.prompt_logprobs(tables, plan.prompts, logits_LV) if plan.prompts else {}
+        counts_R = step.samples_R.astype(np.int64)
+        if not len(rows_S):
+            return Outcome(counts_R, np.zeros(0, np.int64), report.merge(prompts, {}))
+        logits_SV = logits_LV
+        if len(plan.sampled_S) != len(logits_LV):
+            logits_SV = logits_LV.index_select(0, self._tensor(plan.sampled_S))
+        asking_S = np.flatnonzero(tables.wants_logprobs[rows_S])
+        # A copy of what the model said, before the sampler changes it.
+        own_logits = logits_SV.index_select(0, self._tensor(asking_S)) if len(asking_S) else None
+        tokens_S = self._sampler.sample(logits_SV, rows_S, tables.num_tokens[rows_S])
+        outputs = {}
+        if own_logits is not None:
+            outputs = report.output_logprobs(tables, rows_S[asking_S], own_logits, tokens_S[asking_S])
+        return Outcome(counts_R, tokens_S, report.merge(prompts, outputs))
+
+    def _tensor(self, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device)
