@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fakes.openai_server import FakeOpenAI
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fakes.openai_server import FakeOpenAI
 from radixcast.bench.client import Sample
 from radixcast.bench.report import percentile, summarise
 from radixcast.bench.workloads import WORKLOADS
@@ -37,13 +38,21 @@ async def test_single_sends_what_the_table_says(capsys: pytest.CaptureFixture[st
     assert server.most_running == 1
     assert all(len(body["prompt"].split()) == 128 and body["max_tokens"] == 128 for _, body in server.requests)
     assert all(body["ignore_eos"] and body["temperature"] == 0 and body["stream"] for _, body in server.requests)
-    assert figures["requests"] == 4 and figures["errors"] == 0 and figures["model"] == "fake"
-    assert figures["prompt_tokens"] == 4 * 128 and figures["completion_tokens"] == 4 * 128
-    assert figures["cache_hit_rate"] < 0.05 and figures["usage_reported"] and figures["exact_prompts"]
+    assert figures["requests"] == 4
+    assert figures["errors"] == 0
+    assert figures["model"] == "fake"
+    assert figures["prompt_tokens"] == 4 * 128
+    assert figures["completion_tokens"] == 4 * 128
+    assert figures["cache_hit_rate"] < 0.05
+    assert figures["usage_reported"]
+    assert figures["exact_prompts"]
     assert figures["finish_reasons"] == {"length": 4}
     assert all(figures[f"ttft_ms_p{q}"] > 0 for q in (50, 90, 99))
-    assert figures["itl_ms_p50"] is not None and figures["tpot_ms_p50"] is not None and figures["e2e_ms_p99"] > 0
-    assert "TTFT p90" in err and "output rate" in err
+    assert figures["itl_ms_p50"] is not None
+    assert figures["tpot_ms_p50"] is not None
+    assert figures["e2e_ms_p99"] > 0
+    assert "TTFT p90" in err
+    assert "output rate" in err
 
 
 async def test_words_that_are_several_tokens_are_left_out() -> None:
@@ -64,7 +73,8 @@ async def test_shared_has_eight_groups_of_common_prefixes(capsys: pytest.Capture
     async with FakeOpenAI(hold=8) as server:
         assert await bench(server, "--workload", "shared") == 0
     prompts = [body["prompt"].split() for _, body in server.requests]
-    assert len(prompts) == 64 and all(len(prompt) == 512 + 32 for prompt in prompts)
+    assert len(prompts) == 64
+    assert all(len(prompt) == 512 + 32 for prompt in prompts)
     assert len({tuple(prompt[:512]) for prompt in prompts}) == 8
     (figures,) = lines(capsys.readouterr().out)
     assert figures["cache_hit_rate"] > 0.5
@@ -74,18 +84,20 @@ async def test_multiturn_conversations_grow(capsys: pytest.CaptureFixture[str]) 
     async with FakeOpenAI(hold=8) as server:
         assert await bench(server, "--workload", "multiturn") == 0
     bodies = [body for path, body in server.requests if path == "/v1/chat/completions"]
-    assert len(bodies) == 48 and server.most_running == 8
+    assert len(bodies) == 48
+    assert server.most_running == 8
     by_start: dict[str, list[Any]] = {}
     for body in bodies:
         by_start.setdefault(body["messages"][0]["content"], []).append(body["messages"])
     assert len(by_start) == 8
     for turns in by_start.values():
         assert [len(messages) for messages in turns] == [1, 3, 5, 7, 9, 11]
-        for before, after in zip(turns, turns[1:], strict=False):
+        for before, after in itertools.pairwise(turns):
             assert after[: len(before)] == before
         assert turns[1][1] == {"role": "assistant", "content": "".join(f"w{i} " for i in range(48))}
     (figures,) = lines(capsys.readouterr().out)
-    assert figures["completion_tokens"] == 48 * 48 and figures["cache_hit_rate"] > 0.5
+    assert figures["completion_tokens"] == 48 * 48
+    assert figures["cache_hit_rate"] > 0.5
 
 
 async def test_prompts_depend_on_seed_and_run_alone(tmp_path: Path) -> None:
@@ -108,8 +120,10 @@ async def test_failures_are_counted_and_told(capsys: pytest.CaptureFixture[str])
         assert await bench(server, "--workload", "batch16", "--num-prompts", "8") == 1
     out, err = capsys.readouterr()
     (figures,) = lines(out)
-    assert figures["errors"] == 2 and figures["completion_tokens"] == 6 * 64
-    assert "503" in figures["first_error"] and "503" in err
+    assert figures["errors"] == 2
+    assert figures["completion_tokens"] == 6 * 64
+    assert "503" in figures["first_error"]
+    assert "503" in err
 
 
 async def test_a_stream_cut_short_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,9 +138,12 @@ async def test_servers_without_usage_and_tokenize(capsys: pytest.CaptureFixture[
         assert await bench(server, "--workload", "single", "--num-prompts", "1") == 0
     out, err = capsys.readouterr()
     (figures,) = lines(out)
-    assert figures["completion_tokens"] == 128 and not figures["usage_reported"] and not figures["exact_prompts"]
+    assert figures["completion_tokens"] == 128
+    assert not figures["usage_reported"]
+    assert not figures["exact_prompts"]
     assert figures["cache_hit_rate"] is None
-    assert "no usage" in err and "a word is taken for a token" in err
+    assert "no usage" in err
+    assert "a word is taken for a token" in err
 
 
 async def test_extra_body_model_and_base_url_with_v1() -> None:
@@ -136,7 +153,8 @@ async def test_extra_body_model_and_base_url_with_v1() -> None:
         assert await bench(server, "--workload", "single", "--num-prompts", "1", *extra) == 0
         assert url in server.url
     (_, body) = server.requests[0]
-    assert body["seed"] == 7 and body["model"] == "other"
+    assert body["seed"] == 7
+    assert body["model"] == "other"
 
 
 async def test_a_local_tokenizer_gives_exact_counts(smollm2_spec: ModelSpec) -> None:
@@ -153,7 +171,9 @@ async def test_a_local_tokenizer_gives_exact_counts(smollm2_spec: ModelSpec) -> 
 def test_no_server_is_one_clear_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--base-url", "http://127.0.0.1:9"]) == 2
     err = capsys.readouterr().err
-    assert err.startswith("bench_serving: ") and "127.0.0.1" in err and "Traceback" not in err
+    assert err.startswith("bench_serving: ")
+    assert "127.0.0.1" in err
+    assert "Traceback" not in err
 
 
 @pytest.mark.parametrize("options", [["--workload", "x"], ["--num-prompts", "0"], ["--extra-request-body", "[]"]])
@@ -172,15 +192,23 @@ def test_scaling_keeps_whole_conversations() -> None:
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50), st.floats(0, 100))
 def test_percentiles_lie_within_the_values(values: list[float], q: float) -> None:
     found = percentile(values, q)
-    assert found is not None and min(values) <= found <= max(values)
-    assert percentile(values, 0) == min(values) and percentile(values, 100) == max(values)
+    assert found is not None
+    assert min(values) <= found <= max(values)
+    assert percentile(values, 0) == min(values)
+    assert percentile(values, 100) == max(values)
 
 
 def test_figures_of_known_samples() -> None:
     sample = Sample(start=0.0, end=1.0, arrivals=[0.2, 0.4, 0.8], prompt_tokens=10, completion_tokens=3, cached_tokens=5)
     figures = summarise([sample, Sample(error="x")], 2.0)
-    assert figures["requests"] == 2 and figures["errors"] == 1
-    assert figures["output_throughput"] == 1.5 and figures["input_throughput"] == 5 and figures["request_throughput"] == 0.5
-    assert figures["ttft_ms_p50"] == 200 and figures["tpot_ms_p50"] == 300 and figures["itl_ms_p50"] == 300
-    assert figures["cache_hit_rate"] == 0.5 and figures["e2e_ms_p50"] == 1000
+    assert figures["requests"] == 2
+    assert figures["errors"] == 1
+    assert figures["output_throughput"] == 1.5
+    assert figures["input_throughput"] == 5
+    assert figures["request_throughput"] == 0.5
+    assert figures["ttft_ms_p50"] == 200
+    assert figures["tpot_ms_p50"] == 300
+    assert figures["itl_ms_p50"] == 300
+    assert figures["cache_hit_rate"] == 0.5
+    assert figures["e2e_ms_p50"] == 1000
     assert percentile([], 50) is None
