@@ -121,6 +121,8 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag
     weight_version: str = "default"
     has_chat_template: bool = False
     sampling_defaults: dict[str, Any] = {}
+    random_seed: int | None = None
+    """Seed for requests that bring none (--random-seed); None: the client draws one."""
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):

@@ -1,0 +1,241 @@
+"""Desk: what one client has asked of a node and not yet got, and what to say again when an actor of the node was replaced.
+
+Sans-IO core of the client class. Two links lead to a node: `inward` to its tokenizer (requests, aborts, questions) and
+`outward` from its detokenizer (pieces of output). The owner tells when a link goes up or down and hands in what arrives; the
+desk hands out what to send. The rules::
+
+    tokenizer lost     what has not started yet is submitted again; what streams already is not touched
+    detokenizer lost   everything is submitted again, with the output tokens held (Generate.output_ids) and a higher attempt
+    a piece missing    that request is submitted again
+    cancelled          an Abort is said (again); nothing is resubmitted
+
+Nothing is sent before both links are up: an output must have a way to come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import msgspec
+
+from radixcast.actors.collect import DeltaGap
+from radixcast.actors.stream import Stream
+from radixcast.protocols.errors import DuplicateRequest, InternalError, Overloaded, RequestAborted, RequestError
+from radixcast.protocols.public import (
+    Abort,
+    ControlReply,
+    DetokenizeReply,
+    EndAck,
+    Generate,
+    Refused,
+    TextDelta,
+    TokenizeReply,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_FRUITLESS = 8
+"""Resubmissions of one request without progress before it fails."""
+CANCEL_SECONDS = 10.0
+"""A cancelled request whose end the node has not told by then is forgotten here."""
+
+Reply = TokenizeReply | DetokenizeReply | ControlReply
+
+
+class Way(Protocol):
+    """A link as the desk needs it: takes a message, or not now (down, or its window is full)."""
+
+    def send(self, message: msgspec.Struct) -> bool: ...
+
+
+class Desk:
+    """Open requests and questions of one client."""
+
+    def __init__(self, later: Callable[[float, Callable[[], None]], object]) -> None:
+        """`later(seconds, function)` runs the function after that time (loop.call_later)."""
+        self._later = later
+        self._inward: Way | None = None
+        self._outward: Way | None = None
+        self._streams: dict[str, Stream] = {}
+        self._questions: dict[str, tuple[msgspec.Struct, asyncio.Future[Any]]] = {}
+        self._queue: deque[msgspec.Struct | Stream] = deque()
+        self._acks: deque[EndAck] = deque()
+
+    @property
+    def open_requests(self) -> int:
+        """Requests whose end has not come."""
+        return len(self._streams)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits to be sent."""
+        return not self._queue and not self._acks
+
+    # ------------------------------------------------------------------ the user's side
+
+    def submit(self, requests: list[Generate]) -> list[Stream]:
+        """Open a stream for each request. Raises DuplicateRequest, and opens none, when one of the ids is in use."""
+        rids = [request.rid for request in requests]
+        for i, rid in enumerate(rids):
+            if rid in self._streams or rid in rids[:i]:
+                raise DuplicateRequest(f"request id {rid!r} is in use", param="rid")
+        streams = [Stream(request, self._cancel) for request in requests]
+        for stream in streams:
+            self._streams[stream.rid] = stream
+            self._queue.append(stream)
+        self.pump()
+        return streams
+
+    def ask(self, question: msgspec.Struct, key: str, answer: asyncio.Future[Any]) -> None:
+        """Send a message that is answered by a Reply with id `key`."""
+        self._questions[key] = (question, answer)
+        answer.add_done_callback(lambda _: self._questions.pop(key, None))
+        self._queue.append(question)
+        self.pump()
+
+    def tell(self, message: msgspec.Struct) -> None:
+        """Send a message that has no answer."""
+        self._queue.append(message)
+        self.pump()
+
+    def _cancel(self, stream: Stream, reason: str) -> None:
+        if not stream.sent:
+            self._end(stream, RequestAborted(reason or "cancelled before it was sent"))
+            return
+        self._queue.appendleft(Abort(rid=stream.rid, reason=reason))
+        self._later(CANCEL_SECONDS, lambda: self._end(stream, RequestAborted("cancelled")))
+        self.pump()
+
+    # ------------------------------------------------------------------ the links' side
+
+    def inward_up(self, way: Way) -> None:
+        """The tokenizer is there (again)."""
+        self._inward = way
+        self.pump()
+
+    def outward_up(self, way: Way) -> None:
+        """The detokenizer is there (again)."""
+        self._outward = way
+        self.pump()
+
+    def inward_down(self) -> None:
+        """The tokenizer is gone, and with it what it had not passed on."""
+        self._inward = None
+        queue = [m for m in self._queue if isinstance(m, Abort) and m.rid not in self._streams]
+        self._queue = deque(queue)
+        for stream in list(self._streams.values()):
+            if stream.cancelled:
+                self._queue.append(Abort(rid=stream.rid))
+            elif stream.sent and not stream.started:
+                self._resubmit(stream)
+            elif not stream.sent:
+                self._queue.append(stream)
+        self._queue.extend(question for question, _ in self._questions.values())
+
+    def outward_down(self) -> None:
+        """The detokenizer is gone, and with it what it had not sent."""
+        self._outward = None
+        self._acks.clear()
+        for stream in list(self._streams.values()):
+            if stream.cancelled:
+                self._end(stream, RequestAborted("cancelled"))
+            elif stream.sent:
+                self._resubmit(stream)
+
+    def on_delta(self, delta: TextDelta) -> None:
+        """A piece of output arrived."""
+        stream = self._streams.get(delta.rid)
+        if stream is None or stream.request.attempt != delta.attempt:
+            if delta.finish is not None:
+                self._acknowledge(delta)
+            return
+        try:
+            stream.feed(delta)
+        except DeltaGap as gap:
+            log.warning("%s; asking again", gap)
+            self._resubmit(stream)
+            self.pump()
+            return
+        if stream.closed:
+            del self._streams[delta.rid]
+            self._acknowledge(delta)
+
+    def on_refused(self, refused: Refused) -> None:
+        """A request was not admitted. One that had been running before waits and tries again when the node is only busy."""
+        stream = self._streams.get(refused.rid)
+        if stream is None or stream.request.attempt != refused.attempt:
+            return
+        if refused.attempt > 0 and refused.error.status == Overloaded.status and not stream.cancelled:
+            stream.sent = False  # and not in the queue either, for a while
+            self._later(refused.error.retry_after or 1.0, lambda: self._again(stream, refused.attempt))
+            return
+        self._end(stream, refused.error.to_exception())
+
+    def on_reply(self, reply: Reply) -> None:
+        """A question was answered."""
+        _, answer = self._questions.get(reply.id, (None, None))
+        if answer is not None and not answer.done():
+            answer.set_result(reply)
+
+    def pump(self) -> None:
+        """Send what can be sent."""
+        if self._outward is not None:
+            while self._acks and self._outward.send(self._acks[0]):
+                self._acks.popleft()
+        while self._queue and self._inward is not None and self._outward is not None:
+            item = self._queue[0]
+            if isinstance(item, Stream):
+                if item.closed or item.sent:
+                    self._queue.popleft()
+                    continue
+                if not self._inward.send(item.request):
+                    return
+                item.sent = True
+            elif not self._inward.send(item):
+                return
+            self._queue.popleft()
+
+    def fail_all(self, error: RequestError) -> None:
+        """Give up everything that is open: the node is gone, or the client closes."""
+        for stream in list(self._streams.values()):
+            self._end(stream, error)
+        for _, answer in list(self._questions.values()):
+            if not answer.done():
+                answer.set_exception(error)
+        self._queue.clear()
+        self._acks.clear()
+
+    def cancel_all(self, reason: str) -> None:
+        """Abort every open request."""
+        for stream in list(self._streams.values()):
+            stream.cancel(reason)
+
+    # ------------------------------------------------------------------ inside
+
+    def _again(self, stream: Stream, attempt: int) -> None:
+        if not (stream.closed or stream.cancelled or stream.sent) and stream.request.attempt == attempt:
+            self._resubmit(stream)
+            self.pump()
+
+    def _resubmit(self, stream: Stream) -> None:
+        if stream.fruitless >= MAX_FRUITLESS:
+            error = InternalError(f"the engine lost request {stream.rid} {stream.fruitless} times in a row")
+            self._queue.append(Abort(rid=stream.rid, reason="given up"))
+            self._end(stream, error)
+            return
+        stream.resubmit()
+        stream.sent = False
+        self._queue.append(stream)
+
+    def _end(self, stream: Stream, error: RequestError) -> None:
+        if self._streams.get(stream.rid) is stream:
+            del self._streams[stream.rid]
+        stream.fail(error)
+
+    def _acknowledge(self, delta: TextDelta) -> None:
+        self._acks.append(EndAck(rid=delta.rid, attempt=delta.attempt))
+        self.pump()
