@@ -17,7 +17,7 @@ from radixcast.models.gguf_tokenizer import tokenizer_json
 from radixcast.protocols.errors import StartupError
 from radixcast.protocols.model import ModelConfig, RopeScaling
 
-CONVERSION = 1
+CONVERSION = 2
 """Version of what is derived from a GGUF file and cached; raise it when the derivation changes."""
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}

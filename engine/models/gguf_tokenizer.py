@@ -16,7 +16,7 @@ from radixcast.protocols.errors import StartupError
 
 log = logging.getLogger(__name__)
 
-_CONTROL, _USER_DEFINED = 3, 4
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 """Values of tokenizer.ggml.token_type that are matched whole in text."""
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -150,15 +150,15 @@ def _merges_from_scores(vocab: dict[str, int], scores: dict[str, float]) -> list
 
 
 def _added_tokens(metadata: dict[str, Any], *, byte_level: bool) -> list[dict[str, Any]]:
-    """Control tokens (special) and user-defined ones, matched whole in text; in id order."""
+    """Control and unknown tokens (special) and user-defined ones, matched whole in text; in id order."""
     tokens = metadata["tokenizer.ggml.tokens"]
     types = metadata.get("tokenizer.ggml.token_type") or ()
     alphabet = set(byte_alphabet().values())
     added = []
     for index, (token, kind) in enumerate(zip(tokens, types, strict=False)):
         # one outside the byte alphabet is a mislabelled ordinary token: the vocabulary does not hold it in this spelling
-        if kind not in (_CONTROL, _USER_DEFINED) or (byte_level and not alphabet.issuperset(token)):
+        if kind not in (_UNKNOWN, _CONTROL, _USER_DEFINED) or (byte_level and not alphabet.issuperset(token)):
             continue
-        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": kind == _CONTROL}
+        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": kind != _USER_DEFINED}
         added.append({"id": index, "content": token, **flags})
     return added
