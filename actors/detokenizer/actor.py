@@ -24,7 +24,7 @@ from radixcast.actors.setup import CLIENT_PREFIX, DETOKENIZER, SCHEDULER, NodeSe
 from radixcast.actors.tokenizer.loading import load_tokenizer
 from radixcast.protocols.buffers import pack_ids, unpack_ids
 from radixcast.protocols.errors import ErrorInfo, InternalError, RequestAborted, RequestError
-from radixcast.protocols.internal import Finished, NodeState, Open, SchedulerToDetokenizer, TokenDeltas
+from radixcast.protocols.internal import DeltaEnd, DeltaLogprobs, Finished, NodeState, Open, SchedulerToDetokenizer, TokenDeltas
 from radixcast.protocols.public import ClientToDetokenizer, EndAck, Finish, TextDelta, Usage
 
 GONE_SECONDS = 10.0
@@ -51,6 +51,8 @@ class DetokenizerActor(Actor):
         self._away: dict[str, float] = {}
         """Clients that could not be reached, and since when."""
         self._attached: set[str] = set()
+        self._blocked: set[str] = set()
+        """Clients whose last send was refused; the link tells when they can take more."""
         self._tokens = 0
 
     async def start(self) -> None:
@@ -60,7 +62,7 @@ class DetokenizerActor(Actor):
 
     async def drain(self, seconds: float) -> None:
         """Let running outputs end."""
-        while self._outputs:
+        while self._outputs:  # noqa: ASYNC110 - once, at the end
             await asyncio.sleep(0.01)
 
     # -- from the scheduler
@@ -89,13 +91,11 @@ class DetokenizerActor(Actor):
             stop = start + count
             output = self._outputs.get(handle)
             if output is not None and not output.finish:
-                output.take(tokens[start:stop], logprobs.get(handle), ends.pop(handle, None))
-                self._after_take(output)
+                self._take(output, tokens[start:stop], logprobs.get(handle), ends.pop(handle, None))
             start = stop
         for handle, end in ends.items():
             if (output := self._outputs.get(handle)) and not output.finish:
-                output.take((), logprobs.get(handle), end)
-                self._after_take(output)
+                self._take(output, [], logprobs.get(handle), end)
         self._tokens += len(tokens)
         self.progress += len(tokens)
 
@@ -105,7 +105,13 @@ class DetokenizerActor(Actor):
                 if output := self._outputs.get(handle):
                     setattr(output, field, value)
 
-    def _after_take(self, output: Output) -> None:
+    def _take(self, output: Output, ids: list[int], logprobs: DeltaLogprobs | None, end: DeltaEnd | None) -> None:
+        """One row. A fault of ours in it ends this output and no other."""
+        try:
+            output.take(ids, logprobs, end)
+        except Exception as error:
+            self.log.error("output %d failed", output.handle, exc_info=error)
+            output.fail(_fault(error))
         if output.finish:
             self._end(output)
         elif output.waiting:
@@ -127,15 +133,14 @@ class DetokenizerActor(Actor):
 
     async def on_error(self, error: Exception, message: msgspec.Struct, peer: str) -> None:
         """A fault of ours while handling `message`: the outputs in it end, the others go on."""
-        info = InternalError(f"the detokenizer failed: {type(error).__name__}: {error}").info
+        self.log.error("failed at %s from %s", type(message).__name__, peer, exc_info=error)
         if isinstance(message, Open):
-            self._refuse(message, info)
+            self._refuse(message, _fault(error))
         elif isinstance(message, TokenDeltas):
             for handle in unpack_ids(message.handles).tolist():
                 if (output := self._outputs.get(handle)) and not output.finish:
-                    output.cut_off(Finish(reason="error", error=info))
+                    output.fail(_fault(error))
                     self._end(output)
-        await self.after_batch()
 
     # -- to clients and back to the scheduler
 
@@ -149,16 +154,19 @@ class DetokenizerActor(Actor):
             self._send_delta(output)
 
     def _send_delta(self, output: Output) -> None:
-        if not self.writable(output.client):
-            if output.client not in self._attached:
-                self._away.setdefault(output.client, self._clock())
+        client = output.client
+        if client in self._blocked:
             return
         delta = output.delta()
-        if self.send(output.client, delta):
-            output.sent(delta)
-            del self._dirty[output.handle]
-            if output.finish:
-                del self._outputs[output.handle]
+        if not self.send(client, delta):
+            self._blocked.add(client)
+            if client not in self._attached:
+                self._away.setdefault(client, self._clock())
+            return
+        output.sent(delta)
+        del self._dirty[output.handle]
+        if output.finish:
+            del self._outputs[output.handle]
 
     def _tell_finished(self) -> None:
         if self._finished:
@@ -204,6 +212,7 @@ class DetokenizerActor(Actor):
             self._flush()
 
     def _flush_client(self, peer: str) -> None:
+        self._blocked.discard(peer)
         for output in [o for o in self._dirty.values() if o.client == peer]:
             self._send_delta(output)
 
@@ -218,6 +227,7 @@ class DetokenizerActor(Actor):
         gone = {client for client, since in self._away.items() if now - since >= GONE_SECONDS}
         for client in gone:
             del self._away[client]
+        self._blocked -= gone
         for output in [o for o in self._outputs.values() if o.client in gone]:
             if not output.finish:
                 output.cut_off(Finish(reason="abort", error=RequestAborted("its client is gone").info))
@@ -234,3 +244,7 @@ class DetokenizerActor(Actor):
     def stats(self) -> dict[str, float]:
         """Outputs in hand, deltas that wait for slow readers, tokens since start."""
         return {"outputs": len(self._outputs), "waiting_deltas": len(self._dirty), "tokens_total": self._tokens}
+
+
+def _fault(error: Exception) -> ErrorInfo:
+    return InternalError(f"the detokenizer failed: {type(error).__name__}").info

@@ -12,6 +12,7 @@ from radixcast.actors.detokenizer.logprobs import first_rows, joined, with_texts
 from radixcast.actors.detokenizer.pipeline import TextPipeline
 from radixcast.actors.detokenizer.token_table import TokenTable
 from radixcast.protocols.buffers import pack_ids, unpack_ids
+from radixcast.protocols.errors import ErrorInfo
 from radixcast.protocols.internal import END_EOS, END_ERROR, END_LENGTH, END_STOP_ID, DeltaEnd, DeltaLogprobs, Open
 from radixcast.protocols.public import Finish, Logprobs, TextDelta, Usage
 
@@ -97,7 +98,12 @@ class Output:
         """End here, for a reason that is not in the tokens (client or scheduler gone)."""
         if not self.finish:
             self._text.append(self._pipeline.end())
-            self.finish = finish
+            self._finish_on_match()
+            self.finish = self.finish or finish
+
+    def fail(self, error: ErrorInfo) -> None:
+        """End here because of a fault of ours; the text that is still held back is dropped."""
+        self.finish = Finish(reason="error", error=error)
 
     def delta(self) -> TextDelta:
         """Everything that the client does not have yet."""

@@ -113,7 +113,7 @@ class TokenizerActor(Actor):
     async def drain(self, seconds: float) -> None:
         """Let prompts in threads go on to the scheduler; new requests are refused."""
         self._draining = True
-        while self._jobs:
+        while self._jobs:  # noqa: ASYNC110 - once, at the end
             await asyncio.sleep(0.01)
 
     async def stop(self) -> None:
@@ -324,6 +324,7 @@ class TokenizerActor(Actor):
                 weight_version=model.weight_version,
                 has_chat_template=model.chat_template is not None and model.tokenizer_file is not None,
                 sampling_defaults=model.sampling_defaults,
+                random_seed=self.args.random_seed,
             ),
         )
 
