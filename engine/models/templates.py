@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from radixcast.actors.tokenizer.templates import BUILTIN_TEMPLATES
 from radixcast.models.tokenizer_files import read_json, template_of
 from radixcast.protocols.errors import StartupError
 
 
 def choose_template(given: str) -> str:
     """Jinja source of the template that `given` names. Raises StartupError listing the built-in names."""
-    from radixcast.actors.tokenizer.templates import BUILTIN_TEMPLATES
-
     if given in BUILTIN_TEMPLATES:
         return BUILTIN_TEMPLATES[given]
     path = Path(given).expanduser()

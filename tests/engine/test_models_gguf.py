@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import struct
 import unicodedata
 from pathlib import Path
@@ -215,6 +216,15 @@ def test_a_conversion_is_reused_until_the_file_changes(tmp_path: Path, cache: Pa
     assert Path(found.tokenizer_file).stat().st_mtime_ns == stamp
     write_gguf(path, fields={"llama.context_length": 1024})
     assert describe(path).context_length == 1024
+
+
+def test_a_warm_start_does_not_read_the_file(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    found = describe(path)
+    stamp = path.stat().st_mtime_ns
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    os.utime(path, ns=(stamp, stamp))
+    assert describe(path) == found
 
 
 def test_a_damaged_or_older_cache_is_made_anew(tmp_path: Path) -> None:
