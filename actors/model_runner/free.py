@@ -13,16 +13,28 @@ import numpy as np
 import numpy.typing as npt
 
 from radixcast.actors.model_runner.executor import Outcome, TableExecutor
+from radixcast.actors.model_runner.limits import make_capacity
 from radixcast.actors.model_runner.rows import Row
 from radixcast.actors.model_runner.tables import IntArray, RowTables, StepLayout
 from radixcast.protocols.buffers import pack_floats, pack_ids
 from radixcast.protocols.internal import Capacity, RowLogprobs
+from radixcast.protocols.model import ModelSpec
 from radixcast.protocols.public import Logprobs
+from radixcast.protocols.server_args import ServerArgs
 
 UInt64Array = npt.NDArray[np.uint64]
 
 _BASE = 0x9E3779B97F4A7C15
 """Odd, so multiplication by it loses nothing modulo 2**64."""
+
+
+FREE_TOKENS = 1 << 18
+"""KV slots of a free runner, unless --max-total-tokens says otherwise."""
+
+
+def free_capacity(args: ServerArgs, spec: ModelSpec) -> Capacity:
+    """What a free runner offers."""
+    return make_capacity(args, spec, args.max_total_tokens or FREE_TOKENS)
 
 
 class FreeRunner(TableExecutor):

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from radixcast.actors.model_runner.rows import Row, make_row
-from radixcast.kernels.reference.uniform import seed_bits
 from radixcast.protocols.buffers import unpack_ids
 from radixcast.protocols.errors import InternalError, ProtocolError, RequestError
 from radixcast.protocols.internal import END_ERROR, END_LENGTH, RowEnd, RowOpen, StepPlan
@@ -286,7 +285,7 @@ class RowTables:
         self.max_position[r] = min(opening.max_position, self.context_length)
         self.next_logprob[r] = opening.logprob_start if opening.logprob_start >= 0 else row.prompt_length
         self.temperature[r], self.top_k[r], self.top_p[r], self.min_p[r] = p.temperature, p.top_k, p.top_p, p.min_p
-        self.seed[r], self.choice[r] = seed_bits(p.seed or 0), opening.choice
+        self.seed[r], self.choice[r] = (p.seed or 0) % 2**64, opening.choice
         self.greedy[r] = p.greedy
         self.filtered[r] = 1 <= p.top_k < self.vocab_size or p.top_p < 1 or p.min_p > 0
         self.adjusted[r] = row.adjusted

@@ -2,7 +2,7 @@
 
 Philox-4x32 with 10 rounds (Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 Nothing is remembered between calls, so a row draws the same numbers alone or batched, before or after preemption, a
-restart or a migration. numpy only: a step needs one number for a row, and a process without torch may want them too.
+restart or a migration. In numpy, because a step needs but one number for a row.
 """
 
 from __future__ import annotations
@@ -48,8 +48,3 @@ def uniforms(seed_R: UInt64Array, choice_R: npt.NDArray[Any], position_R: npt.ND
     high, low = words[:, 0] >> np.uint64(5), words[:, 1] >> np.uint64(6)
     result: Float64Array = (high.astype(np.float64) * 2.0**26 + low.astype(np.float64)) * 2.0**-53
     return result
-
-
-def seed_bits(seed: int) -> int:
-    """A seed as clients give it (-2**63 <= seed < 2**64) -> the 64 bits that key the generator."""
-    return seed % 2**64
