@@ -26,7 +26,7 @@ MAY_IMPORT = {
 ALLOWED_PACKAGES = {"protocols": {"msgspec", "numpy"}, "kernels": {"torch", "triton", "numba", "llvmlite", "numpy"}}
 """What layer 1 may import besides the standard library."""
 BANNED = {
-    r"\bpickle\b": "pickle",
+    r"^\s*(import|from) (pickle|cPickle|cloudpickle|dill|marshal|shelve)\b|\bpickle\.\w": "pickle",
     r"\b(recv|send)_pyobj\b": "pickle over ZeroMQ",
     r"(?<![\w.])eval\(": "eval",
     r"(?<![\w.])exec\(": "exec",
@@ -37,11 +37,6 @@ BANNED = {
     r"^\s*except\s*:": "a bare except",
     r"^\s*(import|from) multiprocessing\b": "multiprocessing (actors start with python -m)",
 }
-ALLOWED: set[tuple[str, str]] = {
-    ("engine/models/hf_config.py", "pickle"),
-    ("engine/models/resolve.py", "pickle"),
-}
-"""(file, ban): places that speak of a banned thing in order to refuse it."""
 
 
 def module_of(path: Path) -> str:
@@ -87,8 +82,9 @@ def _ranges_that_run_later(tree: ast.Module) -> list[tuple[int, int]]:
     """Lines of function bodies and of `if TYPE_CHECKING:` blocks: their imports can't close a cycle at start-up."""
     ranges = []
     for node in ast.walk(tree):
-        checking = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
-        if checking or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        if isinstance(node, ast.If) and not ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            continue
+        if isinstance(node, ast.If | ast.FunctionDef | ast.AsyncFunctionDef):
             ranges.append((node.lineno, node.end_lineno or node.lineno))
     return ranges
 
@@ -171,7 +167,7 @@ def test_nothing_banned() -> None:
         name = str(path.relative_to(ROOT))
         for number, text in enumerate(_code_lines(path), 1):
             for pattern, what in BANNED.items():
-                if re.search(pattern, text) and (name, what) not in ALLOWED:
+                if re.search(pattern, text):
                     wrong.append(f"{name}:{number}: {what}: {text.strip()[:100]}")
     assert not wrong, "\n".join(wrong)
 
@@ -186,7 +182,7 @@ def _code_lines(path: Path) -> list[str]:
             continue
         for statement in body:
             alone = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
-            if alone and isinstance(statement.value.value, str):  # type: ignore[attr-defined]
+            if alone and isinstance(statement.value.value, str):
                 for number in range(statement.lineno - 1, statement.end_lineno or statement.lineno):
                     lines[number] = ""
     return [re.sub(r"(^|\s)#.*", "", line) for line in lines]
@@ -200,7 +196,9 @@ def test_the_bans_match(line: str) -> None:
     assert any(re.search(pattern, line) for pattern in BANNED)
 
 
-@pytest.mark.parametrize("line", ["model.eval()", "self.evaluate(x)", "SandboxedEnvironment()", "except ValueError:"])
+@pytest.mark.parametrize(
+    "line", ["'pickle files are refused'", "model.eval()", "self.evaluate(x)", "SandboxedEnvironment()", "except ValueError:"]
+)
 def test_the_bans_leave_alone(line: str) -> None:
     assert not any(re.search(pattern, line) for pattern in BANNED)
 
