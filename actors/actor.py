@@ -37,6 +37,8 @@ HEARTBEAT_SECONDS = 1.0
 """How often the supervisor hears of us."""
 LINK_SECONDS = 60.0
 """How long a dialled peer may take to answer at start-up."""
+LAST_WORDS_SECONDS = 2.0
+"""How long an actor that fails tries to tell the supervisor why."""
 MAILBOX_LIMIT = 4096
 """Messages read and not yet handled; beyond, sockets are left alone and the senders' windows fill."""
 
@@ -192,6 +194,7 @@ class Actor:
             raise
         if error is not None:
             self.log.error("%s", error, exc_info=None if isinstance(error, StartupError) else error)
+            await self._sockets.reach(SUPERVISOR, LAST_WORDS_SECONDS)
             self.send(SUPERVISOR, Failed(message=f"{self.name}: {_text(error)}", startup=not self._started))
         await self._sockets.close()
         if error is not None:
@@ -270,9 +273,10 @@ class Actor:
             "on_writable": self._on_writable,
             "on_readable": self._on_readable,
         }
+        self._sockets.dial(context, Dial(SUPERVISOR, "supervisor", SupervisorToActor), **callbacks)
         for bind in self.binds:
             self._sockets.bind(context, bind, **callbacks)
-        for dial in (Dial(SUPERVISOR, "supervisor", SupervisorToActor), *self.dials):
+        for dial in self.dials:
             self._sockets.dial(context, dial, **callbacks)
 
     # -- mailbox

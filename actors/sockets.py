@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from dataclasses import dataclass, field
 from typing import Any, Unpack
 
@@ -78,6 +80,19 @@ class Sockets:
     def missing(self) -> list[str]:
         """Dialled peers whose link is not up."""
         return [name for name, dealer in self._dealers.items() if not dealer.up]
+
+    async def reach(self, name: str, seconds: float) -> bool:
+        """Serve the socket to a dialled peer until its link is up. False after so many seconds, or if it is not dialled."""
+        dealer = self._dealers.get(name)
+        if dealer is None:
+            return False
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not dealer.up:
+                    dealer.drain()
+                    dealer.flush()
+                    await asyncio.sleep(0.005)
+        return dealer.up
 
     def get(self, name: str) -> Peer | None:
         """The peer of this link name, if there is a link to it."""
