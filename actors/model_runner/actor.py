@@ -34,7 +34,7 @@ class ModelRunnerActor(Actor):
 
     def __init__(self, setup: NodeSetup, epoch: int) -> None:
         super().__init__(setup, epoch)
-        self._worker = StepThread(lambda: build_executor(setup, self._advance), self)
+        self._worker = StepThread(self.build, self)
         self._loaded: asyncio.Future[Capacity] | None = None
         self._ended: asyncio.Future[None] | None = None
         """Done when the compute thread fails."""
@@ -97,7 +97,7 @@ class ModelRunnerActor(Actor):
         """Totals since start."""
         return self._counters
 
-    # -- Listener: called on the compute thread
+    # -- called on the compute thread: Listener, and the building of the executor
 
     def ready(self, capacity: Capacity) -> None:
         """See worker.Listener."""
@@ -114,6 +114,10 @@ class ModelRunnerActor(Actor):
         if self._loaded is not None and self._ended is not None:
             future: asyncio.Future[Any] = self._ended if self._loaded.done() else self._loaded
             future.get_loop().call_soon_threadsafe(_reject, future, error)
+
+    def build(self) -> Executor:
+        """The executor of this actor. Called on the compute thread."""
+        return build_executor(self.setup, self._advance)
 
     def _advance(self) -> None:
         """Loading went on; only the compute thread counts then."""

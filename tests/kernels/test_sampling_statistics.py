@@ -65,5 +65,5 @@ def exact(scaled: Array, top_k: int, top_p: float, min_p: float) -> Array:
     ahead = np.cumsum(probs[order]) - probs[order]
     probs[order[ahead >= top_p]] = 0
     probs[probs < min_p * probs.max()] = 0
-    probs /= probs.sum()
-    return probs
+    result: Array = probs / probs.sum()
+    return result

@@ -82,8 +82,8 @@ def test_a_hit_on_everything_still_computes_the_last_token(tables: RowTables) ->
 def test_ends(tables: RowTables, tokens: list[int], taken: int, reason: int | None, token: int) -> None:
     """Several tokens may be offered at once (drafts): what is behind the end is dropped."""
     planner = Planner()
-    ids = {"eos_ids": (3,), "stop_ids": (4,)}
-    step = tables.lay_out(planner.plan({0: 2, 1: 2}, [opening(0, [1, 2], new=3, **ids), opening(1, [1, 2], new=9)]))
+    first, second = opening(0, [1, 2], new=3, eos_ids=(3,), stop_ids=(4,)), opening(1, [1, 2], new=9)
+    step = tables.lay_out(planner.plan({0: 2, 1: 2}, [first, second]))
     taken_R, kept, ends = tables.commit(step, *offer(tokens, [7]))
     assert taken_R.tolist() == [taken, 1]
     assert kept.tolist() == [*tokens[:taken], 7]
