@@ -118,7 +118,7 @@ class Admission:
             raise ContextLengthExceeded(
                 f"The model's context length is {self.context_length} tokens, but {prompt_length + wanted} were asked for "
                 f"({prompt_length} in the input, {wanted} to generate). Shorten the input or ask for fewer tokens.",
-                param="max_tokens",
+                param="sampling_params.max_new_tokens",
             )
         seed = sampling.seed
         if seed is None:

@@ -14,9 +14,11 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from radixcast.actors.tokenizer.chat_messages import normalise_messages
 from radixcast.protocols import limits
@@ -125,8 +127,9 @@ class _Generation(Extension):
     tags = {"generation"}
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(line)
 
 
 def _cut(text: str, marker: str) -> str:
@@ -140,9 +143,36 @@ def _environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=False, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
+    environment.globals["dict"] = _dict
+    environment.globals["namespace"] = _Namespace
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
+
+
+class _Namespace(Namespace):
+    """Jinja's namespace without names that reach into Python (`__class__` and the like)."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *rest = args
+        values = dict(*rest, **kwargs)
+        for name in values:
+            _check_name(name)
+        Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: object) -> None:
+    if str(name).startswith("_"):
+        raise SecurityError(f"a template's namespace can't hold {name!r}")
+
+
+def _dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    """A new dict; the type itself stays out of templates' reach."""
+    return dict(*args, **kwargs)
 
 
 def _to_json(

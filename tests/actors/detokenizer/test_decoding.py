@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from functools import lru_cache
 
 import pytest
@@ -16,12 +17,24 @@ from radixcast.actors.detokenizer.decoding import stream_decoder
 from radixcast.actors.detokenizer.token_table import TokenTable
 from radixcast.protocols.model import ModelSpec
 
-KINDS = {"bytes": byte_tokenizer, "sentencepiece": sentencepiece_like, "metaspace": metaspace, "wordpiece": wordpiece}
+KINDS: dict[str, Callable[[], Tokenizer]] = {
+    "bytes": byte_tokenizer,
+    "sentencepiece": sentencepiece_like,
+    "metaspace": metaspace,
+    "wordpiece": wordpiece,
+}
 
 
 @lru_cache(maxsize=8)
 def table_of(kind: str) -> TokenTable:
     return TokenTable(KINDS[kind]())
+
+
+def id_of(table: TokenTable, token: str) -> int:
+    assert table.tokenizer
+    found = table.tokenizer.token_to_id(token)
+    assert found is not None
+    return found
 
 
 def stream(table: TokenTable, ids: list[int], skip_special: bool, context: tuple[int, ...] = ()) -> list[str]:
@@ -77,14 +90,13 @@ def test_incomplete_character_shows_only_at_the_end() -> None:
 def test_byte_run_is_shown_when_it_ends() -> None:
     table = table_of("sentencepiece")
     run = [b + 3 for b in "😀é".encode()]
-    the = table.tokenizer.token_to_id("▁the") if table.tokenizer else 0
+    the = id_of(table, "▁the")
     assert stream(table, [the, *run, the], True) == ["the", *[""] * len(run), "😀é the", ""]
 
 
 def test_leading_space_depends_on_what_comes_before() -> None:
     table = table_of("sentencepiece")
-    assert table.tokenizer
-    the, cat = (table.tokenizer.token_to_id(t) for t in ("▁the", "▁cat"))
+    the, cat = id_of(table, "▁the"), id_of(table, "▁cat")
     assert "".join(stream(table, [cat], True)) == "cat"
     assert "".join(stream(table, [cat], True, (the,))) == " cat"
     assert "".join(stream(table, [cat], True, (0,))) == "cat", "a special token before it is no text"
@@ -105,7 +117,7 @@ def test_token_bytes_and_texts() -> None:
     assert table.bytes_of(VOCAB_SIZE + 5) == b""
     pieces = table_of("sentencepiece")
     assert pieces.bytes_of(0xE4 + 3) == b"\xe4"
-    assert pieces.text_of(pieces.tokenizer.token_to_id("▁the") if pieces.tokenizer else 0) == " the"
+    assert pieces.text_of(id_of(pieces, "▁the")) == " the"
 
 
 def test_no_tokenizer_means_no_text() -> None:

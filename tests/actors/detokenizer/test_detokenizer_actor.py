@@ -15,7 +15,7 @@ from radixcast.actors.setup import SCHEDULER
 from radixcast.protocols.buffers import pack_ids, unpack_ids
 from radixcast.protocols.errors import InternalError, StartupError
 from radixcast.protocols.internal import END_EOS, END_ERROR, END_LENGTH, DeltaEnd, Finished, Open, TokenDeltas
-from radixcast.protocols.public import EndAck, TextDelta
+from radixcast.protocols.public import EndAck, Finish, TextDelta
 from radixcast.protocols.sampling import SamplingParams
 
 
@@ -74,6 +74,12 @@ def finished(messages: list[Any]) -> dict[int, int]:
         if isinstance(message, Finished):
             told |= dict(zip(unpack_ids(message.handles).tolist(), unpack_ids(message.positions).tolist(), strict=True))
     return told
+
+
+def finish_of(messages: list[Any]) -> Finish:
+    """The finish of the one last delta among `messages`."""
+    (finish,) = [m.finish for m in messages if isinstance(m, TextDelta) and m.finish]
+    return finish
 
 
 async def test_one_step_one_delta_for_each_output(actor: Quiet) -> None:
@@ -196,7 +202,7 @@ async def test_earlier_life_that_had_ended_is_finished_at_once(actor: Quiet) -> 
     await actor.say(open_of(1, sampling=SamplingParams(stop=("b",)), output_ids=pack_ids(ids_of("ab"))), SCHEDULER)
     sent = actor.take()
     assert finished(sent) == {1: 2}
-    assert next(m for m in sent if isinstance(m, TextDelta)).finish.matched == "b"
+    assert finish_of(sent).matched == "b"
 
 
 async def test_bad_open_is_refused_and_harms_nobody(actor: Quiet) -> None:
@@ -204,7 +210,9 @@ async def test_bad_open_is_refused_and_harms_nobody(actor: Quiet) -> None:
     await actor.say(open_of(2, sampling=SamplingParams(stop_regex=("a*",))), SCHEDULER)
     sent = actor.take()
     assert finished(sent) == {2: 0}
-    assert next(m for m in sent if isinstance(m, TextDelta)).finish.error.param == "sampling_params.stop_regex"
+    error = finish_of(sent).error
+    assert error is not None
+    assert error.param == "sampling_params.stop_regex"
     await actor.say(deltas({1: "on", 2: "x"}), SCHEDULER)
     assert [m.text for m in actor.take(TextDelta)] == ["on"]
 

@@ -31,7 +31,8 @@ def naive(text: str, stops: list[str]) -> tuple[int, int] | None:
 
 def run(scan: StopScan | StopStringScan | StopRegexScan, chunks: list[str]) -> tuple[tuple[int, int] | None, list[int]]:
     """(start, end) of the match in the joined chunks, and the hold after each chunk."""
-    before, holds = 0, []
+    before = 0
+    holds: list[int] = []
     for chunk in chunks:
         match = scan.feed(chunk)
         if match:
