@@ -33,7 +33,15 @@ from radixcast.actors.stream import Stream
 from radixcast.actors.transport import Dealer, new_epoch
 from radixcast.protocols import limits, sampling
 from radixcast.protocols.buffers import Int32Array, pack_ids, unpack_ids
-from radixcast.protocols.errors import InternalError, InvalidRequest, LinkClosed, Overloaded, PayloadTooLarge, RequestAborted
+from radixcast.protocols.errors import (
+    InternalError,
+    InvalidRequest,
+    LinkClosed,
+    Overloaded,
+    PayloadTooLarge,
+    RequestAborted,
+    RequestError,
+)
 from radixcast.protocols.public import (
     Abort,
     Chat,
@@ -132,7 +140,7 @@ class EngineClient:
             if dealer is not None:
                 dealer.close()
         if self._own_context and self._context is not None:
-            await asyncio.to_thread(self._context.destroy, 100)
+            self._context.destroy(linger=100)
 
     async def __aenter__(self) -> EngineClient:
         try:
@@ -236,6 +244,11 @@ class EngineClient:
             raise reply.error.to_exception()
         return reply
 
+    def fail_open(self, error: RequestError) -> None:
+        """End everything that is open with `error`: for an owner who knows that the node will not come back."""
+        if self._desk is not None:
+            self._desk.fail_all(error)
+
     # ------------------------------------------------------------------ links
 
     def _ready_desk(self) -> Desk:
@@ -320,9 +333,7 @@ class EngineClient:
 
     def _give_up(self) -> None:
         self._away = None
-        if self._desk is not None:
-            error = Overloaded(f"the node at {self.endpoint} is away", code="node_unavailable", retry_after=1.0)
-            self._desk.fail_all(error)
+        self.fail_open(Overloaded(f"the node at {self.endpoint} is away", code="node_unavailable", retry_after=1.0))
 
     def _stop_waiting(self) -> None:
         if self._away is not None:
