@@ -13,6 +13,7 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -47,10 +48,10 @@ class SafetensorsSource(WeightSource):
     def __init__(self, files: Sequence[str]) -> None:
         self.shapes = {}
         self.origin = Path(files[0]).parent.name or files[0]
-        self._files: dict[str, safe_open] = {}
+        self._files: dict[str, Any] = {}
         for path in _shards(files):
             try:
-                opened = safe_open(path, framework="pt")
+                opened: Any = safe_open(path, framework="pt")
                 names = list(opened.keys())
             except (OSError, SafetensorError) as error:
                 raise StartupError(f"can't read {path}: {error}") from None
@@ -80,9 +81,11 @@ class GGUFSource(WeightSource):
         self._file.read_into(self._tensors[name], out, self._row_order(name))
 
     def _row_order(self, name: str) -> torch.Tensor | None:
-        """Within a head, the file's rows are pairs (0, D/2), (1, D/2 + 1), …; row i of the half layout is file row …"""
+        """Within a head, the file's rows are pairs (0, D/2), (1, D/2 + 1), …; row i of the half layout is file row order[i]."""
+        if not self._config.rope_interleaved or "_proj." not in name:
+            return None
         heads = {"q_proj": self._config.num_heads, "k_proj": self._config.num_kv_heads}.get(name.split(".")[-2])
-        if heads is None or not self._config.rope_interleaved:
+        if heads is None:
             return None
         order = torch.arange(heads * self._config.head_dim)
         return order.view(heads, self._config.head_dim // 2, 2).transpose(1, 2).reshape(-1)
@@ -92,7 +95,7 @@ class RandomSource(WeightSource):
     """Weights drawn from a seed, for tests and benchmarks: the same for the same names and shapes, whatever is read first."""
 
     def __init__(self, seed: int = 0) -> None:
-        self.shapes = _AnyShape()
+        self.shapes = {}
         self.origin = "random weights"
         self._seed = seed
 
@@ -100,10 +103,6 @@ class RandomSource(WeightSource):
         generator = torch.Generator().manual_seed(self._seed << 32 | zlib.crc32(name.encode()))
         values = torch.randn(out.shape, generator=generator) * 0.02
         out.copy_(values + 1 if name.endswith("norm.weight") else values)
-
-
-class _AnyShape(dict[str, Shape]):
-    """Of tensors that take whatever shape is asked for: WeightLoader knows it by the missing rule."""
 
 
 def source_of(spec: ModelSpec) -> WeightSource:

@@ -41,7 +41,8 @@ def _exp(x: np.float32) -> np.float32:
     p = p * r + np.float32(1.6666665459e-1)
     p = p * r + np.float32(5.0000001201e-1)
     p = p * r * r + r + _ONE
-    return p * np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+    power = np.int32((np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
+    return np.float32(p * power)
 
 
 @_jit
@@ -128,7 +129,7 @@ def silu_mul(gate_TI: F32, up_TI: F32, out_TI: F32) -> None:
     for t in range(out_TI.shape[0]):
         for i in range(out_TI.shape[1]):
             gate = gate_TI[t, i]
-            out_TI[t, i] = gate / (_ONE + _exp(-min(gate, np.float32(87.0)))) * up_TI[t, i]
+            out_TI[t, i] = gate / (_ONE + _exp(-max(gate, np.float32(-87.0)))) * up_TI[t, i]
 
 
 @_jit
@@ -138,7 +139,7 @@ def silu_mul_fused(gate_up_T2I: F32, out_TI: F32) -> None:
     for t in range(out_TI.shape[0]):
         for i in range(size):
             gate = gate_up_T2I[t, i]
-            out_TI[t, i] = gate / (_ONE + _exp(-min(gate, np.float32(87.0)))) * gate_up_T2I[t, size + i]
+            out_TI[t, i] = gate / (_ONE + _exp(-max(gate, np.float32(-87.0)))) * gate_up_T2I[t, size + i]
 
 
 @_inline
