@@ -3,8 +3,7 @@
 ::
 
     request's page table   | shared: owned by the tree, locked | own: slots[shared : nslots]      |
-                                        ▲ except `duplicates`: own copies of what the tree has too
-    law                    free + tree + Σ own + Σ duplicates == total      (in pages, at any time)
+    law                    free + tree + Σ own == total                        (at any time)
 
 A page enters the tree when the plan that fills it is sent (`publish`) or when it is known to be computed (`release`);
 never while another plan can still write it. What is left over is freed: a later plan may overwrite it at once.
@@ -88,34 +87,40 @@ class KvMemory:
         request.slots[request.nslots : end] = slots
         request.nslots = end
 
-    def publish(self, request: Request, upto: int, plan: int, depends: tuple[int, ...] = ()) -> None:
-        """Let the tree own the whole pages among the first `upto` tokens, which `plan` (0: already) has computed."""
+    def publish(self, request: Request, upto: int, plan: int, depends: tuple[int, ...]) -> None:
+        """Let the tree own the whole pages among the first `upto` tokens, which `plan` computes; they stay locked.
+
+        When another request was faster the tree's copy is left alone, and this request keeps its own from there on: with a
+        lock on a copy that it does not read, a lone request could need more slots than there are.
+        """
         upto -= upto % self.page_size
         start = request.shared
-        if not self.sharing or upto <= start or request.node is None or not request.node.alive:
+        if not self.sharing or request.private or upto <= start or request.node is None or not request.node.alive:
             return
-        request.node, refused = self.tree.extend(
-            request.node,
-            request.tokens[start:upto],
-            request.slots[start:upto],
-            plan,
-            request.handle,
-            depends,
-            request.submit.priority,
-        )
+        tokens = request.tokens[start:upto]
+        if self.tree.has_next(request.node, tokens):
+            request.private = True
+            return
+        slots = request.slots[start:upto]
+        priority = request.submit.priority
+        request.node, _ = self.tree.extend(request.node, tokens, slots, plan, request.handle, depends, priority)
         request.shared = upto
-        if len(refused):
-            request.duplicates.append(refused)
 
     def release(self, request: Request, valid: int) -> None:
         """End the request's use of KV; what is known to be computed among its first `valid` tokens stays in the tree."""
-        if request.node is None:
+        node = request.node
+        if node is None:
             return
-        self.publish(request, min(valid, request.computed), 0)
-        self.pool.give(request.slots[request.shared : request.nslots])
-        for refused in request.duplicates:
+        start = request.shared
+        upto = min(valid, request.computed)
+        upto -= upto % self.page_size
+        if self.sharing and node.alive and upto > start:
+            tokens, slots = request.tokens[start:upto], request.slots[start:upto]
+            node, refused = self.tree.extend(node, tokens, slots, priority=request.submit.priority)
             self.pool.give(refused)
-        self.tree.release(request.node)
+            start = upto
+        self.pool.give(request.slots[start : request.nslots])
+        self.tree.release(node)
         request.forget_kv()
 
     def fail_plan(self, plan: int) -> None:
@@ -133,7 +138,7 @@ class KvMemory:
     def check(self, requests: Iterable[Request]) -> bool:
         """The conservation law, by counting; `requests` are all that may own slots. False after a slip was reported."""
         tree = self.tree.evictable + self.tree.locked
-        own = sum(r.nslots - r.shared + sum(map(len, r.duplicates)) for r in requests if r.node is not None)
+        own = sum(r.nslots - r.shared for r in requests if r.node is not None)
         total = self.pool.free_tokens + tree + own
         if total == self.pool.total_tokens:
             return True
@@ -162,7 +167,6 @@ class KvMemory:
         for request in requests:
             if request.node is not None:
                 yield request.slots[request.shared : request.nslots]
-                yield from request.duplicates
 
     def _drop(self, slots: Int32Array) -> None:
         if len(slots):

@@ -234,7 +234,7 @@ class Planner:
     def _better_to_wait(self, request: Request, hit: int, other: Request) -> bool:
         """Whether `other` is about to compute much of what `request` lacks."""
         reach = hit + max(SHARE_LEAST, self._memory.page_size)
-        if not self._memory.sharing or reach > min(request.match_limit, other.known):
+        if not self._memory.sharing or other.private or reach > min(request.match_limit, other.known):
             return False
         if request.submit.namespace != other.submit.namespace or request is other:
             return False

@@ -114,6 +114,10 @@ class RadixCache:
                 break
         return node, depth
 
+    def has_next(self, node: Node, tokens: Int32Array) -> bool:
+        """Whether the tree has the first page of `tokens` (int32) below `node` already."""
+        return self._page_key(tokens, 0) in node.children
+
     def unlocked_on_path(self, node: Node | None) -> int:
         """Tokens from the root to `node` that nobody uses yet (they stop being evictable when the path is locked)."""
         total = 0

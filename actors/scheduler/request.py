@@ -44,7 +44,6 @@ class Request:
     __slots__ = (
         "cached",
         "computed",
-        "duplicates",
         "end",
         "error",
         "failures",
@@ -61,6 +60,7 @@ class Request:
         "nslots",
         "opened",
         "planned",
+        "private",
         "prompt_len",
         "prompt_reported",
         "retractions",
@@ -113,8 +113,8 @@ class Request:
         """Forget row and KV (whoever calls has given the slots back)."""
         self.node: Node | None = None
         self.slots: Int32Array = NO_SLOTS
-        self.duplicates: list[Int32Array] = []
-        """Own copies of what the tree has from others: in the page table, but not needed when the row is closed."""
+        self.private = False
+        """The tree has the next tokens from somebody else: this request's own copies stay its own until it is released."""
         self.nslots = 0
         self.sent = 0
         """Of `nslots`, those that the runner has been told."""

@@ -191,9 +191,12 @@ class PlanExecutor:
     def _fail(self, plan: StepPlan) -> StepResult:
         """A failed step: what it would have written is garbage, and its rows do nothing until they are opened again."""
         self.memory[unpack_ids(plan.slots)] = SPOILT
+        opened = {o.row for o in plan.opens}
         for row in unpack_ids(plan.rows).tolist():
             if row in self.rows:
                 self.rows[row].ended = True
+                if row in opened:  # what is there may still be the row's last tenant
+                    continue
                 for slot in self.rows[row].table[self.rows[row].computed :]:
                     self.memory[slot] = SPOILT
         return StepResult(number=plan.number, appended=b"", tokens=b"", ends=[], error=ErrorInfo("boom", status=500))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -175,6 +176,13 @@ class World:
         nodes = list(memory.tree.nodes())
         assert memory.tree.evictable == sum(len(n.key) for n in nodes if not n.refs)
         assert memory.tree.locked == sum(len(n.key) for n in nodes if n.refs)
+        users: Counter[int] = Counter()
+        for request in live:
+            node = request.node
+            while node is not None:
+                users[id(node)] += 1
+                node = node.parent
+        assert all(n.refs == users[id(n)] for n in nodes), "a lock is lost or left behind"
 
     def at_rest(self) -> None:
         """Nothing is left behind."""

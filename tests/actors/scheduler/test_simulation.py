@@ -36,7 +36,8 @@ def simulate(seed: int, requests: int, settings: dict[str, Any], *, audit_every:
     while len(sent) < requests or world.scheduler.live():
         turns += 1
         assert turns < 60 * requests + 1000, "no progress"
-        for _ in range(rng.choice((0, 0, 1, 3)) if len(sent) < requests else 0):
+        room = len(sent) < requests and len(world.by_handle) < 80
+        for _ in range(rng.choice((0, 0, 1, 3)) if room else 0):
             prompt = random_prompt(rng, stems, 80)
             rid = f"r{len(sent)}"
             new = rng.choice((0, 1, 4, 20, 60))
