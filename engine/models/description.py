@@ -34,6 +34,8 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     pad_token: str = ""
     context_length: int
     sampling_defaults: dict[str, Any] = {}
+    tokenizer_problem: str = ""
+    """Why there is no tokenizer_file; an error unless --tokenizer-path names one."""
 
 
 def unsupported(what: str, where: str) -> StartupError:

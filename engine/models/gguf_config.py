@@ -17,7 +17,7 @@ from radixcast.models.gguf_tokenizer import tokenizer_json
 from radixcast.protocols.errors import StartupError
 from radixcast.protocols.model import ModelConfig, RopeScaling
 
-CONVERSION = 2
+CONVERSION = 3
 """Version of what is derived from a GGUF file and cached; raise it when the derivation changes."""
 
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}
@@ -56,16 +56,23 @@ def _load(folder: Path, key: FileKey) -> Description | None:
         cached = msgspec.json.decode((folder / "description.json").read_bytes(), type=_Cached)
     except (OSError, msgspec.MsgspecError):
         return None
-    if cached.version != CONVERSION or cached.key != key or not (folder / "tokenizer.json").is_file():
+    if cached.version != CONVERSION or cached.key != key:
         return None
-    # the folder may have been moved; the description may not
+    if cached.description.tokenizer_file is None:
+        return cached.description
+    if not (folder / "tokenizer.json").is_file():
+        return None
+    # the folder may have been moved, unlike the file that the key names
     return msgspec.structs.replace(cached.description, tokenizer_file=str(folder / "tokenizer.json"))
 
 
 def _convert(path: Path, key: FileKey, folder: Path) -> Description:
     header = read_header(path)
     description = from_header(header, path, tokenizer_file=folder / "tokenizer.json")
-    write_atomic(folder / "tokenizer.json", tokenizer_json(header.metadata))
+    try:
+        write_atomic(folder / "tokenizer.json", tokenizer_json(header.metadata))
+    except StartupError as error:
+        description = msgspec.structs.replace(description, tokenizer_file=None, tokenizer_problem=f"{path}: {error}")
     write_atomic(folder / "description.json", msgspec.json.encode(_Cached(CONVERSION, key, description)))
     return description
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 from radixcast.models.description import SUPPORTED, Description, unsupported, usable_context
 from radixcast.models.tokenizer_files import TokenizerFiles, read_json, read_tokenizer_files
-from radixcast.protocols.errors import StartupError
+from radixcast.protocols.errors import InvalidRequest, StartupError
 from radixcast.protocols.model import ModelConfig, RopeScaling
+from radixcast.protocols.sampling import parse
+
+log = logging.getLogger(__name__)
 
 _BY_MODEL_TYPE = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -21,6 +25,7 @@ _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 def describe_folder(folder: Path, *, name: str) -> Description:
     """Describe a local model folder. Raises StartupError naming what is missing, malformed or unsupported."""
     if not (folder / "config.json").is_file():
+        _refuse_gguf_folder(folder)
         raise StartupError(f"{folder} has no config.json: a model folder holds config.json, *.safetensors and tokenizer.json")
     document = read_json(folder / "config.json")
     config = read_config(document, str(folder / "config.json"))
@@ -33,10 +38,10 @@ def describe_folder(folder: Path, *, name: str) -> Description:
         raise StartupError(
             f"{folder / 'config.json'}: radixcast_weights must be one of {', '.join(_WEIGHTLESS)}, got {weights!r}"
         )
-    has_tokenizer = (folder / "tokenizer.json").is_file()
-    if not has_tokenizer and (folder / "tokenizer.model").is_file():
-        raise StartupError(f"{folder} has tokenizer.model but no tokenizer.json; convert it, or give --tokenizer-path")
-    tokenizer = read_tokenizer_files(folder) if has_tokenizer else None
+    tokenizer = read_tokenizer_files(folder) if (folder / "tokenizer.json").is_file() else None
+    problem = ""
+    if tokenizer is None and (folder / "tokenizer.model").is_file():
+        problem = f"{folder} has tokenizer.model but no tokenizer.json; convert it, or give --tokenizer-path"
     generation = read_json(folder / "generation_config.json")
     bos = _first_id(generation.get("bos_token_id"), document.get("bos_token_id"), tokenizer and tokenizer.bos_token_id)
     return Description(
@@ -47,13 +52,14 @@ def describe_folder(folder: Path, *, name: str) -> Description:
         tokenizer_file=tokenizer.tokenizer_file if tokenizer else None,
         chat_template=tokenizer.chat_template if tokenizer else None,
         bos_token_id=bos,
-        add_bos=tokenizer.add_bos if tokenizer else False,
+        add_bos=bool(tokenizer and tokenizer.add_bos),
         eos_token_ids=_end_ids(document, generation, tokenizer),
         bos_token=tokenizer.bos_token if tokenizer else "",
         eos_token=tokenizer.eos_token if tokenizer else "",
         pad_token=tokenizer.pad_token if tokenizer else "",
         context_length=usable_context(config),
         sampling_defaults=_sampling_defaults(generation),
+        tokenizer_problem=problem,
     )
 
 
@@ -183,7 +189,8 @@ def _weight_files(folder: Path) -> tuple[str, ...]:
                 raise StartupError(f"{folder} is incomplete: {name} is missing (its index names it)")
         if names:
             return tuple(str((folder / name).resolve()) for name in names)
-    files = sorted(folder.glob("*.safetensors"))
+    # some repositories hold the same weights a second time, as consolidated.safetensors
+    files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("*.safetensors"))
     if files:
         return tuple(str(file.resolve()) for file in files)
     pickles = sorted(file.name for pattern in _PICKLES for file in folder.glob(pattern))
@@ -192,9 +199,14 @@ def _weight_files(folder: Path) -> tuple[str, ...]:
             f"{folder} holds pickled weights only ({pickles[0]}), which can run code when read and are refused; "
             "convert them to safetensors"
         )
-    if any(folder.glob("*.gguf")):
-        raise StartupError(f"{folder} holds .gguf files: give --model-path the file itself")
+    _refuse_gguf_folder(folder)
     raise StartupError(f"{folder} has config.json but no *.safetensors")
+
+
+def _refuse_gguf_folder(folder: Path) -> None:
+    files = sorted(file.name for file in folder.glob("*.gguf"))
+    if files:
+        raise StartupError(f"{folder} holds .gguf files: give --model-path the file itself, e.g. {folder / files[0]}")
 
 
 def _as_ids(value: Any) -> list[int]:
@@ -220,4 +232,9 @@ def _sampling_defaults(generation: dict[str, Any]) -> dict[str, Any]:
     found = {key: generation[key] for key in keys if isinstance(generation.get(key), int | float)}
     if found.get("top_k") == 0:  # transformers: 0 switches it off; SamplingParams: -1
         found["top_k"] = -1
+    try:
+        parse(found, prefix="")
+    except InvalidRequest as error:
+        log.warning("generation_config.json is ignored as the source of sampling defaults: %s", error)
+        return {}
     return found

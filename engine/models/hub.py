@@ -9,8 +9,8 @@ from radixcast.protocols.errors import StartupError
 
 _ID = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 _WANTED = ["*.safetensors", "*.json", "*.jinja"]
-_UNWANTED = ["*/*"]
-"""Sub-folders hold other formats of the same weights (original/, onnx/, gguf/)."""
+_UNWANTED = ["*/*", "consolidated*"]
+"""Other formats of the same weights (original/, onnx/, gguf/)."""
 
 
 def looks_like_hub_id(text: str) -> bool:

@@ -1,7 +1,8 @@
 """resolve_model: from ServerArgs to the one ModelSpec of the node.
 
-`--model-path` is, in this order: an alias of an embedded model, a local folder, a local .gguf file, a hub id. What exists
-on disk is never looked for on the hub. With a warm cache this takes milliseconds and touches no network.
+`--model-path` is, in this order: an alias of an embedded model (./NAME means a folder of that name), a local folder, a local
+.gguf file, a hub id. What exists on disk is never looked for on the hub. With a warm cache this takes milliseconds and
+touches no network.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from radixcast.protocols.server_args import ServerArgs
 def resolve_model(args: ServerArgs) -> ModelSpec:
     """Find and describe the model that `args` ask for. Raises StartupError telling the operator what to change."""
     found = _describe(args.model_path)
+    if found.tokenizer_problem and not args.tokenizer_path:
+        raise StartupError(found.tokenizer_problem)
     spec = ModelSpec(
         name=args.served_model_name or found.name,
         path=args.model_path,
@@ -55,7 +58,7 @@ def _describe(model_path: str) -> Description:
     if not model_path.strip():
         raise StartupError("--model-path is empty")
     path = Path(model_path).expanduser()
-    if model_path in EMBEDDED and not path.exists():
+    if model_path in EMBEDDED:
         file = fetch_embedded(model_path)
         return describe_gguf(file, name=model_path, folder=file.parent)
     if path.is_dir():
@@ -109,6 +112,6 @@ def _with_tokenizer(spec: ModelSpec, path: str) -> ModelSpec:
         eos_token=files.eos_token or spec.eos_token,
         pad_token=files.pad_token or spec.pad_token,
         bos_token_id=spec.bos_token_id if files.bos_token_id is None else files.bos_token_id,
-        add_bos=files.add_bos,
+        add_bos=spec.add_bos if files.add_bos is None else files.add_bos,
         eos_token_ids=tuple(dict.fromkeys(eos)),
     )

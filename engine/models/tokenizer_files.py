@@ -21,8 +21,8 @@ class TokenizerFiles(msgspec.Struct, frozen=True, kw_only=True):
     pad_token: str = ""
     bos_token_id: int | None = None
     eos_token_id: int | None = None
-    add_bos: bool = False
-    """tokenizer_config.json wants BOS in front and tokenizer.json's post-processor does not put it there."""
+    add_bos: bool | None = None
+    """True: tokenizer_config.json wants BOS in front and the post-processor does not put it there. None: nobody says."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def read_tokenizer_files(path: str | Path) -> TokenizerFiles:
         pad_token=text("pad_token"),
         bos_token_id=ids.get(bos),
         eos_token_id=ids.get(eos),
-        add_bos=config.get("add_bos_token") is True and bos in ids and not _adds(tokenizer.get("post_processor"), bos),
+        add_bos=_add_bos(config.get("add_bos_token"), bos, ids, tokenizer.get("post_processor")),
     )
 
 
@@ -108,6 +108,12 @@ def _ids(tokenizer: dict[str, Any]) -> dict[str, int]:
     for entry in tokenizer.get("added_tokens") or ():
         ids[entry["content"]] = entry["id"]
     return ids
+
+
+def _add_bos(wanted: Any, bos: str, ids: dict[str, int], processor: dict[str, Any] | None) -> bool | None:
+    if _adds(processor, bos):
+        return False
+    return wanted and bos in ids if isinstance(wanted, bool) else None
 
 
 def _adds(processor: dict[str, Any] | None, token: str) -> bool:

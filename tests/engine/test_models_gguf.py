@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import struct
 import unicodedata
 from pathlib import Path
@@ -183,15 +184,26 @@ def test_llama3_divisors_are_recognised(tmp_path: Path, factor: float) -> None:
         ({"fields": {"llama.rope.dimension_count": 4}}, "partial rotary"),
         ({"fields": {"llama.rope.scaling.type": "longrope"}}, "longrope"),
         ({"drop": ["llama.block_count"]}, "block_count"),
-        ({"fields": {"tokenizer.ggml.model": "bert"}}, "bert.*--tokenizer-path"),
-        ({"drop": ["tokenizer.ggml.tokens"]}, "no vocabulary"),
-        ({"drop": ["tokenizer.ggml.merges"]}, "without merges"),
         ({"fields": {"split.count": 2}}, "one of 2 parts"),
     ],
 )
 def test_what_is_not_supported_is_told(tmp_path: Path, options: dict[str, Any], said: str) -> None:
     with pytest.raises(StartupError, match=said):
         describe(write_gguf(tmp_path / "m.gguf", **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"fields": {"tokenizer.ggml.model": "bert"}}, r"bert.*--tokenizer-path"),
+        ({"drop": ["tokenizer.ggml.tokens"]}, "no vocabulary"),
+        ({"drop": ["tokenizer.ggml.merges"]}, "without merges"),
+    ],
+)
+def test_a_vocabulary_that_is_no_use_is_told(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    found = describe(write_gguf(tmp_path / "m.gguf", **options))
+    assert found.tokenizer_file is None
+    assert re.search(said, found.tokenizer_problem)
 
 
 def test_split_files(tmp_path: Path) -> None:

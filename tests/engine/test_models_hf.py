@@ -132,7 +132,6 @@ def describe(path: Path) -> Any:
         ({"config.json": "{"}, "not valid JSON"),
         ({"config.json": "[]"}, "must hold a JSON object"),
         ({"config.json": {**LLAMA, "radixcast_weights": "magic"}}, "radixcast_weights must be one of random, free"),
-        ({"model.safetensors": b"", "tokenizer.model": b""}, r"tokenizer\.model but no tokenizer\.json"),
         ({"model.safetensors.index.json": {"weight_map": {"a": "x.safetensors"}}}, "incomplete: x.safetensors is missing"),
         ({"model.safetensors.index.json": {"weight_map": {"a": "../x.safetensors"}}}, "outside the folder"),
     ],
@@ -145,6 +144,20 @@ def test_folders_that_cannot_be_served(tmp_path: Path, files: dict[str, Any], sa
 def test_a_folder_without_config(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=r"has no config\.json"):
         describe(tmp_path)
+    (tmp_path / "m.gguf").touch()
+    with pytest.raises(StartupError, match=r"m\.gguf"):
+        describe(tmp_path)
+
+
+def test_a_tokenizer_in_the_wrong_form_is_told(tmp_path: Path) -> None:
+    found = describe(folder(tmp_path / "m", {"model.safetensors": b"", "tokenizer.model": b""}))
+    assert found.tokenizer_file is None
+    assert "tokenizer.model but no tokenizer.json" in found.tokenizer_problem
+
+
+def test_weights_that_are_there_twice_are_taken_once(tmp_path: Path) -> None:
+    path = folder(tmp_path / "m", {"model.safetensors": b"", "consolidated.safetensors": b""})
+    assert describe(path).weight_files == (str(path / "model.safetensors"),)
 
 
 def test_weights_of_an_index_in_order(tmp_path: Path) -> None:
@@ -170,6 +183,8 @@ def test_generation_config(tmp_path: Path) -> None:
     found = describe(folder(tmp_path / "n", files))
     assert found.eos_token_ids == (2,)
     assert found.sampling_defaults == {"repetition_penalty": 1.1}
+    files["generation_config.json"] = {"temperature": -1}
+    assert describe(folder(tmp_path / "o", files)).sampling_defaults == {}
 
 
 def test_context_of_stretched_models(tmp_path: Path) -> None:
@@ -208,7 +223,7 @@ def test_bos_is_added_once(tmp_path: Path) -> None:
     assert not read_tokenizer_files(tokenizer(tmp_path / "b", processor=template, **wanted)).add_bos
     assert not read_tokenizer_files(tokenizer(tmp_path / "c", processor=both, **wanted)).add_bos
     assert read_tokenizer_files(tokenizer(tmp_path / "d", processor={"type": "ByteLevel"}, **wanted)).add_bos
-    assert not read_tokenizer_files(tokenizer(tmp_path / "e", bos_token="<s>")).add_bos
+    assert read_tokenizer_files(tokenizer(tmp_path / "e", bos_token="<s>")).add_bos is None
 
 
 def test_chat_templates_in_all_spellings(tmp_path: Path) -> None:

@@ -101,8 +101,13 @@ def test_a_local_folder_is_never_looked_for_on_the_hub(tmp_path: Path, monkeypat
     folder(tmp_path / "org" / "name")
     monkeypatch.chdir(tmp_path)
     assert resolve("org/name").name == "name"
+
+
+@pytest.mark.usefixtures("no_network")
+def test_a_folder_named_like_an_alias_is_reached_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder(tmp_path / "smollm2")
-    assert resolve("smollm2").weight_format == "random", "what exists goes before an alias"
+    monkeypatch.chdir(tmp_path)
+    assert resolve("./smollm2").weight_format == "random"
 
 
 @pytest.mark.usefixtures("no_network")
@@ -208,6 +213,18 @@ def test_tokenizer_path(tmp_path: Path) -> None:
         assert (spec.bos_token_id, spec.eos_token_ids, spec.add_bos) == (1, (2,), True)
     with pytest.raises(StartupError, match=r"no tokenizer\.json: looked for"):
         resolve(path, tokenizer_path=str(tmp_path / "m"))
+
+
+@pytest.mark.parametrize("field", ["tokenizer.ggml.model", "tokenizer.ggml.pre"])
+def test_a_tokenizer_path_makes_up_for_a_vocabulary_that_is_no_use(tmp_path: Path, field: str) -> None:
+    path = write_gguf(tmp_path / "m.gguf", kind="llama", fields={field: "unheard-of"})
+    tokenizer_json(tmp_path / "tok")
+    spec = resolve(path, tokenizer_path=str(tmp_path / "tok"))
+    assert spec.tokenizer_file == str(tmp_path / "tok" / "tokenizer.json")
+    if field == "tokenizer.ggml.model":
+        for _ in range(2):
+            with pytest.raises(StartupError, match=r"unheard-of.*--tokenizer-path"):
+                resolve(path)
 
 
 # -- the embedded model
