@@ -23,7 +23,7 @@ from radixcast.actors.detokenizer.token_table import TokenTable
 from radixcast.actors.setup import CLIENT_PREFIX, DETOKENIZER, SCHEDULER, NodeSetup
 from radixcast.actors.tokenizer.loading import load_tokenizer
 from radixcast.protocols.buffers import pack_ids, unpack_ids
-from radixcast.protocols.errors import ErrorInfo, InternalError, RequestAborted, RequestError
+from radixcast.protocols.errors import ErrorInfo, InternalError, Overloaded, RequestAborted, RequestError
 from radixcast.protocols.internal import DeltaEnd, DeltaLogprobs, Finished, NodeState, Open, SchedulerToDetokenizer, TokenDeltas
 from radixcast.protocols.public import ClientToDetokenizer, EndAck, Finish, TextDelta, Usage
 
@@ -204,9 +204,10 @@ class DetokenizerActor(Actor):
             self._attached.discard(peer)
             self._away[peer] = self._clock()
         elif peer == SCHEDULER:
-            error = InternalError("the scheduler was lost while this output was running", code="scheduler_lost").info
+            error = Overloaded("the scheduler was lost while this output was running", code="scheduler_lost", retry_after=1.0)
             for output in self._outputs.values():
-                output.cut_off(Finish(reason="error", error=error))
+                if not output.finish:  # no held-back text: a client may submit again with the tokens that it holds
+                    output.fail(error.info)
                 self._dirty[output.handle] = output
             self._finished.clear()
             self._flush()

@@ -195,7 +195,7 @@ async def test_without_the_scheduler_every_client_hears_it(actor: Quiet) -> None
     actor.take()
     actor.on_link_down(SCHEDULER, "died")
     (delta,) = actor.take(TextDelta)
-    assert (delta.text, delta.finish.reason, delta.finish.error.status) == ("b", "error", 500)
+    assert (delta.text, delta.finish.reason, delta.finish.error.code) == ("", "error", "scheduler_lost")
 
 
 async def test_earlier_life_that_had_ended_is_finished_at_once(actor: Quiet) -> None:
