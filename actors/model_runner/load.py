@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 from collections.abc import Callable
 
+import torch
+
+from radixcast.actors.model_runner.batch import ForwardBatch
 from radixcast.actors.model_runner.executor import Executor
 from radixcast.actors.model_runner.kv_pool import KVPool, size_pool
 from radixcast.actors.model_runner.limits import make_capacity
+from radixcast.actors.model_runner.models.base import DecoderModel
 from radixcast.actors.model_runner.models.registry import load_model
 from radixcast.actors.model_runner.placement import resolve_device, resolve_dtype
 from radixcast.actors.model_runner.step import TorchExecutor
@@ -34,9 +37,8 @@ def load_executor(args: ServerArgs, spec: ModelSpec, advance: Callable[[], None]
     model = load_model(spec, device=device, dtype=dtype, quantization=args.quantization, progress=_Progress(advance))
     log.info("loaded %s on %s in %.1f s", spec.name, device, time.perf_counter() - started)
     slots = size_pool(args, spec.config, device, model.weight_bytes)
-    pool = KVPool(spec.config, slots, dtype, device)
     executor = TorchExecutor(
-        functools.partial(model.forward, kv=pool),
+        PagedModel(model, KVPool(spec.config, slots, dtype, device)),
         make_capacity(args, spec, slots),
         vocab_size=spec.config.vocab_size,
         device=device,
@@ -45,6 +47,23 @@ def load_executor(args: ServerArgs, spec: ModelSpec, advance: Callable[[], None]
     warm_up(executor)
     log.info("warmed up in %.1f s", time.perf_counter() - started)
     return executor
+
+
+class PagedModel:
+    """A decoder with its KV pool: a step.Model."""
+
+    def __init__(self, decoder: DecoderModel, pool: KVPool) -> None:
+        self._decoder = decoder
+        self._pool = pool
+
+    def hidden(self, batch: ForwardBatch) -> torch.Tensor:
+        """See step.Model."""
+        hidden_TH = self._decoder.run_layers(self._decoder.embed(batch.token_ids_T), batch, self._pool)
+        return hidden_TH.index_select(0, batch.logit_tokens_L)
+
+    def logits(self, hidden_LH: torch.Tensor) -> torch.Tensor:
+        """See step.Model."""
+        return self._decoder.logits(hidden_LH)
 
 
 def warm_up(executor: Executor) -> None:

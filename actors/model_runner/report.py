@@ -8,6 +8,7 @@ Shape letters: L positions with logits, R rows, N reported positions.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,10 +16,13 @@ import numpy.typing as npt
 import torch
 
 from radixcast.actors.model_runner.tables import IntArray, RowTables, StepLayout
-from radixcast.kernels.reference.logprobs import PositionLogprobs, logprobs_of
+from radixcast.kernels.reference.logprobs import PositionLogprobs, join, logprobs_of
 from radixcast.protocols.buffers import pack_floats, pack_ids
 from radixcast.protocols.internal import RowLogprobs
 from radixcast.protocols.public import Logprobs
+
+SLICE = 128
+"""Prompt positions whose logits exist at a time: those of a whole chunk (8192 x 152 000 floats) would be 5 GB."""
 
 
 @dataclass(frozen=True)
@@ -68,21 +72,28 @@ def plan_logits(tables: RowTables, step: StepLayout) -> LogitPlan:
     return LogitPlan(np.flatnonzero(wanted_T), place_T[last_S], prompts)
 
 
-def prompt_logprobs(tables: RowTables, prompts: list[PromptPart], logits_LV: torch.Tensor) -> dict[int, Logprobs]:
-    """Logprobs of prompt positions, by row. NaN where the logits are not there: position 0, and inside a prefix hit."""
+def prompt_logprobs(
+    tables: RowTables, prompts: list[PromptPart], hidden_LH: torch.Tensor, head: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[int, Logprobs]:
+    """Logprobs of prompt positions, by row. NaN where the logits are not there: position 0, and inside a prefix hit.
+
+    `head` turns hidden states into logits; never for more than SLICE positions at once.
+    """
     reports: dict[int, Logprobs] = {}
     for part in prompts:
         row = tables.row(part.row)
         ids = tables.token_ids[part.row, part.first : part.last + 1]
         count = max(part.last + 1 - part.known, 0)
         missing = len(ids) - count
-        found = logprobs_of(
-            logits_LV[part.logits_at : part.logits_at + count],
-            torch.from_numpy(ids[missing:].astype(np.int64)).to(logits_LV.device),
-            row.top_logprobs,
-            torch.from_numpy(row.asked_ids).to(logits_LV.device),
-        )
-        reports[part.row] = _pack(found, ids, slice(None), row.top_logprobs, range(len(row.asked_ids)), missing)
+        targets = torch.from_numpy(ids[missing:].astype(np.int64)).to(hidden_LH.device)
+        asked = torch.from_numpy(row.asked_ids).to(hidden_LH.device)
+        hidden = hidden_LH[part.logits_at : part.logits_at + count]
+        found = [
+            logprobs_of(head(hidden[at : at + SLICE]), targets[at : at + SLICE], row.top_logprobs, asked)
+            for at in range(0, count, SLICE)
+        ]
+        joined = join(found, row.top_logprobs, len(row.asked_ids))
+        reports[part.row] = _pack(joined, ids, slice(None), row.top_logprobs, range(len(row.asked_ids)), missing)
     return reports
 
 

@@ -1,11 +1,8 @@
-"""TorchExecutor: a StepPlan through the model and the sampler.
-
-Knows no model: `forward` is any function from a ForwardBatch to float32 logits that keeps its KV in the slots it is told.
-"""
+"""TorchExecutor: a StepPlan through the model and the sampler."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,14 +14,21 @@ from radixcast.actors.model_runner.sampler import Sampler
 from radixcast.actors.model_runner.tables import RowTables, StepLayout
 from radixcast.protocols.internal import Capacity
 
-Forward = Callable[[ForwardBatch], torch.Tensor]
-"""ForwardBatch -> logits float32 [L, V]; the caller may overwrite them."""
+
+class Model(Protocol):
+    """What the executor needs of a model that keeps its KV in the slots it is told. Letters: H hidden size, V vocabulary."""
+
+    def hidden(self, batch: ForwardBatch) -> torch.Tensor:
+        """Write the KV of the batch's tokens; hidden states [L, H] of `batch.logit_tokens_L`."""
+
+    def logits(self, hidden_LH: torch.Tensor) -> torch.Tensor:
+        """[L, H] -> float32 [L, V], which the caller may overwrite."""
 
 
 class TorchExecutor(TableExecutor):
     """Executes plans with a model on `device`. Use it from one thread only."""
 
-    def __init__(self, forward: Forward, capacity: Capacity, *, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, model: Model, capacity: Capacity, *, vocab_size: int, device: torch.device) -> None:
         tables = RowTables(
             max_running=capacity.max_running,
             context_length=capacity.context_length,
@@ -32,7 +36,7 @@ class TorchExecutor(TableExecutor):
             vocab_size=vocab_size,
         )
         super().__init__(tables, capacity)
-        self._forward = forward
+        self._model = model
         self._device = device
         self._sampler = Sampler(tables, device)
 
@@ -40,8 +44,8 @@ class TorchExecutor(TableExecutor):
         """See TableExecutor."""
         with torch.inference_mode():
             logit_plan = report.plan_logits(self.tables, step)
-            logits_LV = self._forward(self._batch(step, logit_plan.tokens_L))
-            return self._finish(step, logit_plan, logits_LV)
+            hidden_LH = self._model.hidden(self._batch(step, logit_plan.tokens_L))
+            return self._finish(step, logit_plan, hidden_LH)
 
     def check_device(self) -> None:
         """After a failed step: give memory back; a CUDA context that an illegal access broke raises again here."""
@@ -63,16 +67,16 @@ class TorchExecutor(TableExecutor):
             max_kv=max_kv,
         )
 
-    def _finish(self, step: StepLayout, plan: report.LogitPlan, logits_LV: torch.Tensor) -> Outcome:
+    def _finish(self, step: StepLayout, plan: report.LogitPlan, hidden_LH: torch.Tensor) -> Outcome:
         """Prompt logprobs, sampling, output logprobs."""
         tables, rows_S = self.tables, step.rows_R[step.samples_R]
-        prompts = report.prompt_logprobs(tables, plan.prompts, logits_LV) if plan.prompts else {}
+        prompts = report.prompt_logprobs(tables, plan.prompts, hidden_LH, self._model.logits)
         counts_R = step.samples_R.astype(np.int64)
         if not len(rows_S):
             return Outcome(counts_R, np.zeros(0, np.int64), report.merge(prompts, {}))
-        logits_SV = logits_LV
-        if len(plan.sampled_S) != len(logits_LV):
-            logits_SV = logits_LV.index_select(0, self._tensor(plan.sampled_S))
+        if len(plan.sampled_S) != len(hidden_LH):
+            hidden_LH = hidden_LH.index_select(0, self._tensor(plan.sampled_S))
+        logits_SV = self._model.logits(hidden_LH)
         asking_S = np.flatnonzero(tables.wants_logprobs[rows_S])
         # A copy of what the model said, before the sampler changes it.
         own_logits = logits_SV.index_select(0, self._tensor(asking_S)) if len(asking_S) else None

@@ -5,12 +5,10 @@ Shape letters: N positions, V vocabulary, K most likely tokens, A asked tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-
-_SLICE = 128
-"""Positions worked on at once: the float32 copy of a long prompt's [N, V] would be larger than its KV."""
 
 
 @dataclass(frozen=True)
@@ -32,27 +30,27 @@ def logprobs_of(
 
     logits_NV: float32, left as it is; targets_N, asked_ids_A: int64 on the same device. K = min(top_k, V).
     """
-    top_k = min(top_k, logits_NV.shape[1])
-    asked = asked_ids_A if asked_ids_A is not None else targets_N.new_empty(0)
-    parts = [
-        _slice(logits_NV[at : at + _SLICE], targets_N[at : at + _SLICE], top_k, asked)
-        for at in range(0, len(targets_N), _SLICE)
-    ]
-    if not parts:
-        empty = torch.empty(0)
-        return PositionLogprobs(empty, empty.view(0, top_k), empty.view(0, top_k).long(), empty.view(0, len(asked)))
-    if len(parts) == 1:
-        return PositionLogprobs(*parts[0])
-    return PositionLogprobs(*(torch.cat(column) for column in zip(*parts, strict=True)))
-
-
-def _slice(
-    logits_NV: torch.Tensor, targets_N: torch.Tensor, top_k: int, asked_A: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    asked_ids_A = targets_N.new_empty(0) if asked_ids_A is None else asked_ids_A
     log_p_NV = torch.log_softmax(logits_NV, dim=-1)
     values_N = log_p_NV.gather(1, targets_N[:, None])[:, 0]
-    top_values_NK, top_ids_NK = order_by_value_then_id(*torch.topk(log_p_NV, top_k))
-    return values_N.cpu(), top_values_NK.cpu(), top_ids_NK.cpu(), log_p_NV.index_select(1, asked_A).cpu()
+    top_values_NK, top_ids_NK = order_by_value_then_id(*torch.topk(log_p_NV, min(top_k, logits_NV.shape[1])))
+    asked_NA = log_p_NV.index_select(1, asked_ids_A)
+    return PositionLogprobs(values_N.cpu(), top_values_NK.cpu(), top_ids_NK.cpu(), asked_NA.cpu())
+
+
+def join(parts: Sequence[PositionLogprobs], top_k: int, asked: int) -> PositionLogprobs:
+    """Consecutive positions as one; with `top_k` and `asked` columns when there is none."""
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        empty = torch.empty(0)
+        return PositionLogprobs(empty, empty.view(0, top_k), empty.view(0, top_k).long(), empty.view(0, asked))
+    return PositionLogprobs(
+        torch.cat([p.values_N for p in parts]),
+        torch.cat([p.top_values_NK for p in parts]),
+        torch.cat([p.top_ids_NK for p in parts]),
+        torch.cat([p.asked_values_NA for p in parts]),
+    )
 
 
 def order_by_value_then_id(values_NK: torch.Tensor, ids_NK: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

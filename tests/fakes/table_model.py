@@ -16,7 +16,7 @@ _MASK = 2**64 - 1
 
 
 class TableModel:
-    """forward(batch) -> float32 [L, vocab_size], standard normal times `scale`."""
+    """A step.Model whose hidden states are the logits: standard normal times `scale`."""
 
     def __init__(self, vocab_size: int = 97, num_slots: int = 4096, scale: float = 2.0) -> None:
         self.vocab_size = vocab_size
@@ -24,6 +24,7 @@ class TableModel:
         self.tokens = np.full(num_slots, -1, np.int64)
         self.positions = np.full(num_slots, -1, np.int64)
         self.batches: list[ForwardBatch] = []
+        self.head_sizes: list[int] = []
         self.poison: set[int] = set()
         """Tokens behind which the logits are NaN."""
         self.fail_next = False
@@ -36,7 +37,7 @@ class TableModel:
         logits = np.random.Generator(np.random.PCG64(digest)).standard_normal(self.vocab_size).astype(np.float32) * self.scale
         return logits * np.float32(np.nan) if tokens[-1] in self.poison else logits
 
-    def forward(self, batch: ForwardBatch) -> torch.Tensor:
+    def hidden(self, batch: ForwardBatch) -> torch.Tensor:
         """Write the batch's tokens to their slots, then answer from what the page tables lead to."""
         if self.fail_next:
             self.fail_next = False
@@ -54,6 +55,11 @@ class TableModel:
             assert (self.positions[path] == np.arange(end)).all(), "KV of another position"
             rows.append(self.logits_after(self.tokens[path].tolist()))
         return torch.from_numpy(np.stack(rows)) if rows else torch.empty(0, self.vocab_size)
+
+    def logits(self, hidden_LH: torch.Tensor) -> torch.Tensor:
+        """The hidden states are the logits; a copy, because the caller may overwrite it."""
+        self.head_sizes.append(len(hidden_LH))
+        return hidden_LH.clone()
 
 
 def capacity(total_tokens: int = 4096, max_running: int = 16, context_length: int = 256) -> Capacity:

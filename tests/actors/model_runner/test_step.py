@@ -30,7 +30,7 @@ def model() -> TableModel:
 
 @pytest.fixture
 def executor(model: TableModel) -> TorchExecutor:
-    return TorchExecutor(model.forward, capacity(), vocab_size=model.vocab_size, device=torch.device("cpu"))
+    return TorchExecutor(model, capacity(), vocab_size=model.vocab_size, device=torch.device("cpu"))
 
 
 def test_greedy_is_the_model(model: TableModel, executor: TorchExecutor) -> None:

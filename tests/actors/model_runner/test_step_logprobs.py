@@ -11,6 +11,7 @@ import torch
 
 from fakes.plans import Planner, opening
 from fakes.table_model import TableModel, capacity
+from radixcast.actors.model_runner.report import SLICE
 from radixcast.actors.model_runner.step import TorchExecutor
 from radixcast.protocols.buffers import unpack_floats, unpack_ids
 from radixcast.protocols.internal import RowOpen, StepResult
@@ -30,7 +31,7 @@ def exact(model: TableModel, tokens: list[int]) -> npt.NDArray[np.float64]:
 
 def run(model: TableModel, opens: list[RowOpen], chunk: int, steps: int) -> list[StepResult]:
     """One executor, the rows of `opens` in chunks."""
-    executor = TorchExecutor(model.forward, capacity(), vocab_size=97, device=torch.device("cpu"))
+    executor = TorchExecutor(model, capacity(), vocab_size=97, device=torch.device("cpu"))
     planner = Planner(next_slot=100)
     return [executor.execute(planner.plan({o.row: chunk for o in opens}, opens if i == 0 else [])) for i in range(steps)]
 
@@ -85,7 +86,7 @@ def test_logits_only_where_wanted() -> None:
 def test_positions_inside_a_hit_have_none() -> None:
     """The scheduler never matches beyond logprob_start; if it did, positions must not shift."""
     model = TableModel()
-    executor = TorchExecutor(model.forward, capacity(), vocab_size=97, device=torch.device("cpu"))
+    executor = TorchExecutor(model, capacity(), vocab_size=97, device=torch.device("cpu"))
     planner = Planner()
     executor.execute(planner.plan({1: 7}, [opening(1, PROMPT)]))
     for hit in (4, 6):
@@ -143,3 +144,15 @@ def test_invalid_logits_report_nothing() -> None:
     results = run(model, [opening(0, PROMPT, logprobs=True), opening(1, [5], logprobs=True)], 50, 1)
     assert collect(results, 0, "output") == []
     assert len(collect(results, 1, "output")) == 1
+
+
+def test_long_prompts_are_scored_in_slices() -> None:
+    """Logits of at most SLICE positions exist at a time, and nothing is lost between slices."""
+    model = TableModel()
+    prompt = [i % 97 for i in range(2 * SLICE + 9)]
+    executor = TorchExecutor(model, capacity(context_length=500), vocab_size=97, device=torch.device("cpu"))
+    found = collect([executor.execute(Planner().plan({0: 400}, [opening(0, prompt, logprob_start=0)]))], 0, "prompt")
+    assert [f[0] for f in found] == prompt
+    for position in (1, SLICE, SLICE + 1, 2 * SLICE + 1, 2 * SLICE + 8):
+        assert found[position][1] == pytest.approx(exact(model, prompt[:position])[prompt[position]], abs=1e-4)
+    assert max(model.head_sizes) == SLICE
