@@ -30,7 +30,7 @@ class Internal(msgspec.Struct, frozen=True, kw_only=True, array_like=True, omit_
 # ------------------------------------------------------------------ tokenizer <-> scheduler
 
 
-class Submit(Internal, tag="Submit"):
+class Submit(Internal, frozen=True, tag="Submit"):
     """An admissible request: validated, tokenised, with its limits resolved."""
 
     client: str
@@ -62,7 +62,7 @@ class Submit(Internal, tag="Submit"):
     return_text_in_logprobs: bool = False
 
 
-class AbortOf(Internal, tag="AbortOf"):
+class AbortOf(Internal, frozen=True, tag="AbortOf"):
     """Abort, with the client that asked ('' for an operator)."""
 
     rid: str = ""
@@ -71,7 +71,7 @@ class AbortOf(Internal, tag="AbortOf"):
     client: str = ""
 
 
-class ControlOf(Internal, tag="ControlOf"):
+class ControlOf(Internal, frozen=True, tag="ControlOf"):
     """A client's Control on its way to the scheduler."""
 
     client: str
@@ -79,7 +79,7 @@ class ControlOf(Internal, tag="ControlOf"):
     what: str
 
 
-class SubmitRefused(Internal, tag="SubmitRefused"):
+class SubmitRefused(Internal, frozen=True, tag="SubmitRefused"):
     """The scheduler did not take a Submit (queue full, duplicate, too large for the pool); the tokenizer tells the client."""
 
     client: str
@@ -88,7 +88,7 @@ class SubmitRefused(Internal, tag="SubmitRefused"):
     error: ErrorInfo
 
 
-class ControlDone(Internal, tag="ControlDone"):
+class ControlDone(Internal, frozen=True, tag="ControlDone"):
     """Answer to ControlOf."""
 
     client: str
@@ -98,7 +98,7 @@ class ControlDone(Internal, tag="ControlDone"):
     stats: SchedulerStats | None = None
 
 
-class Capacity(Internal, tag="Capacity"):
+class Capacity(Internal, frozen=True, tag="Capacity"):
     """What the runner can hold, told once when it is ready; the scheduler passes it on to the tokenizer."""
 
     total_tokens: int
@@ -113,7 +113,7 @@ class Capacity(Internal, tag="Capacity"):
 # ------------------------------------------------------------------ scheduler <-> model_runner
 
 
-class RowOpen(Internal):
+class RowOpen(Internal, frozen=True):
     """Fill one row of the runner's tables. Done before the rows of the same plan run."""
 
     row: int
@@ -138,7 +138,7 @@ class RowOpen(Internal):
     """Key of a prepared grammar; '' for none."""
 
 
-class StepPlan(Internal, tag="StepPlan"):
+class StepPlan(Internal, frozen=True, tag="StepPlan"):
     """One step. Plans execute strictly in order of `number`.
 
     Row r of the plan computes at most `counts[r]` of its tokens whose KV is not there yet, starting at the first such
@@ -161,7 +161,7 @@ class StepPlan(Internal, tag="StepPlan"):
     """int32: rows to forget, before `opens` are done."""
 
 
-class RowEnd(Internal):
+class RowEnd(Internal, frozen=True):
     """Why the runner ended a row."""
 
     row: int
@@ -175,7 +175,7 @@ class RowEnd(Internal):
 END_EOS, END_STOP_ID, END_LENGTH, END_GRAMMAR, END_ERROR = 1, 2, 3, 4, 5
 
 
-class RowLogprobs(Internal):
+class RowLogprobs(Internal, frozen=True):
     """Logprobs of what a row appended (`output`) or of prompt positions it computed (`prompt`) in this step."""
 
     row: int
@@ -183,7 +183,7 @@ class RowLogprobs(Internal):
     prompt: Logprobs | None = None
 
 
-class StepResult(Internal, tag="StepResult"):
+class StepResult(Internal, frozen=True, tag="StepResult"):
     """What came of a plan. Rows are those of the plan, in its order."""
 
     number: int
@@ -203,7 +203,7 @@ class StepResult(Internal, tag="StepResult"):
 # ------------------------------------------------------------------ scheduler <-> detokenizer
 
 
-class Open(Internal, tag="Open"):
+class Open(Internal, frozen=True, tag="Open"):
     """A request was admitted: deltas for it follow. Carries everything the text pipeline needs."""
 
     handle: int
@@ -222,7 +222,7 @@ class Open(Internal, tag="Open"):
     prompt_ids: bytes | None = None
 
 
-class DeltaEnd(Internal):
+class DeltaEnd(Internal, frozen=True):
     """Token-level end of one output inside TokenDeltas."""
 
     handle: int
@@ -232,7 +232,7 @@ class DeltaEnd(Internal):
     error: ErrorInfo | None = None
 
 
-class DeltaLogprobs(Internal):
+class DeltaLogprobs(Internal, frozen=True):
     """Logprobs for one handle of a TokenDeltas."""
 
     handle: int
@@ -240,7 +240,7 @@ class DeltaLogprobs(Internal):
     prompt: Logprobs | None = None
 
 
-class TokenDeltas(Internal, tag="TokenDeltas"):
+class TokenDeltas(Internal, frozen=True, tag="TokenDeltas"):
     """All tokens of one step, for all requests in it."""
 
     handles: bytes
@@ -256,7 +256,7 @@ class TokenDeltas(Internal, tag="TokenDeltas"):
     logprobs: list[DeltaLogprobs] = []
 
 
-class Finished(Internal, tag="Finished"):
+class Finished(Internal, frozen=True, tag="Finished"):
     """Outputs that ended in text, and at which output position: the scheduler releases them.
 
     Sent for every handle, also when the end was the scheduler's own (then the position is the smaller one of both).
@@ -271,13 +271,13 @@ class Finished(Internal, tag="Finished"):
 # ------------------------------------------------------------------ supervisor <-> all
 
 
-class Ready(Internal, tag="Ready"):
+class Ready(Internal, frozen=True, tag="Ready"):
     """The actor has loaded and serves."""
 
     info: dict[str, Any] = {}
 
 
-class Heartbeat(Internal, tag="Heartbeat"):
+class Heartbeat(Internal, frozen=True, tag="Heartbeat"):
     """Sent about once a second by the actor's loop."""
 
     progress: int
@@ -287,21 +287,21 @@ class Heartbeat(Internal, tag="Heartbeat"):
     stats: dict[str, float] = {}
 
 
-class Failed(Internal, tag="Failed"):
+class Failed(Internal, frozen=True, tag="Failed"):
     """The actor can't start or go on; the text is for the operator."""
 
     message: str
     startup: bool = False
 
 
-class Shutdown(Internal, tag="Shutdown"):
+class Shutdown(Internal, frozen=True, tag="Shutdown"):
     """Stop. With `drain`, finish what runs first."""
 
     drain: bool = False
     timeout: float = 0.0
 
 
-class ActorState(Internal):
+class ActorState(Internal, frozen=True):
     """One actor as the supervisor sees it."""
 
     name: str
@@ -313,7 +313,7 @@ class ActorState(Internal):
     stats: dict[str, float] = {}
 
 
-class NodeState(Internal, tag="NodeState"):
+class NodeState(Internal, frozen=True, tag="NodeState"):
     """The node as the supervisor sees it; sent to gateway and tokenizer when it changes, and once a second to the gateway."""
 
     state: str
