@@ -103,7 +103,7 @@ class Outbox:
     def step(self, output: StepOutput) -> None:
         """What a step brought; nothing when it brought nothing."""
         logprobs = self._logprobs(output) if output.result.logprobs else []
-        if not output.requests and not logprobs:
+        if not output.requests:
             return
         retractions = [r.retractions for r in output.requests]
         self._events.append(
@@ -121,11 +121,15 @@ class Outbox:
     @staticmethod
     def _logprobs(output: StepOutput) -> list[DeltaLogprobs]:
         told = []
+        listed = {r.handle for r in output.requests}
         for entry in output.result.logprobs:
             request = output.by_row.get(entry.row)
             if request is None:
                 continue
             if entry.prompt is not None:
                 request.prompt_reported += len(entry.prompt.ids) // 4
+            if request.handle not in listed:  # a chunk of the prompt: no token, but logprobs
+                output.requests.append(request)
+                output.counts.append(0)
             told.append(DeltaLogprobs(handle=request.handle, output=entry.output, prompt=entry.prompt))
         return told

@@ -17,6 +17,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable
 
+from radixcast.actors.scheduler.admission import ended_before, misfit
 from radixcast.actors.scheduler.batch import Draft, RunningBatch
 from radixcast.actors.scheduler.config import SchedulerConfig
 from radixcast.actors.scheduler.kv_slots import Slips
@@ -28,19 +29,14 @@ from radixcast.actors.scheduler.registry import Claim, Registry
 from radixcast.actors.scheduler.request import Request, State
 from radixcast.actors.scheduler.stats import Meter
 from radixcast.protocols.errors import (
-    ContextLengthExceeded,
     DuplicateRequest,
     ErrorInfo,
     InternalError,
-    InvalidRequest,
     Overloaded,
     RequestAborted,
 )
 from radixcast.protocols.internal import (
-    END_EOS,
     END_ERROR,
-    END_LENGTH,
-    END_STOP_ID,
     AbortOf,
     DeltaEnd,
     StepPlan,
@@ -109,41 +105,25 @@ class Scheduler:
         if claim is Claim.ABORTED:
             return RequestAborted(f"request {submit.rid!r} was aborted before it arrived").info
         request = Request(next(self._handles), submit, self.config.context_length, now)
-        refusal = self._refusal(request, now, replaces=live is not None)
-        if refusal is not None:
-            return refusal
+        error = misfit(request, self.config.context_length, self.memory.pool.total_tokens)
+        if error is not None:
+            return error
+        queued = len(self._waiting)
+        if live is None and queued + len(self._batch) >= self.config.max_running + self.config.max_queued:
+            return Overloaded(
+                f"the queue is full: {queued} requests wait", retry_after=self.meter.retry_after(queued, now)
+            ).info
         if live is not None:
             self._abort(live, f"replaced by attempt {submit.attempt}", now)
         self._registry.add(request)
         self.meter.requests += 1
         self._outbox.opened(request)
-        if (end := _ended_before(request)) is not None:
+        if (end := ended_before(request)) is not None:
             request.cached = 0
             self._end(request, *end)
             self._outbox.ended([self._delta_end(request)])
         else:
             self._waiting.push(request)
-        return None
-
-    def _refusal(self, request: Request, now: float, *, replaces: bool) -> ErrorInfo | None:
-        config = self.config
-        if not request.prompt_len:
-            return InvalidRequest("the prompt is empty", param="prompt").info
-        if request.prompt_len > config.context_length:
-            return ContextLengthExceeded(
-                f"the prompt has {request.prompt_len} tokens, the context {config.context_length}", param="prompt"
-            ).info
-        pool = self.memory.pool.total_tokens
-        if request.kv_cap > pool:
-            return ContextLengthExceeded(
-                f"prompt ({request.prompt_len} tokens) plus max_new_tokens ({request.max_position - request.prompt_len}) need "
-                f"{request.kv_cap} KV slots, but the pool has {pool} (--max-total-tokens)",
-                param="max_new_tokens",
-            ).info
-        queued = len(self._waiting)
-        if not replaces and queued + len(self._batch) >= config.max_running + config.max_queued:
-            wait = self.meter.retry_after(queued, now)
-            return Overloaded(f"the queue is full: {queued} requests wait", retry_after=wait).info
         return None
 
     def abort(self, abort: AbortOf, now: float) -> int:
@@ -216,8 +196,12 @@ class Scheduler:
         columns = (draft.requests, draft.lives, draft.rows, draft.counts, draft.chunks, draft.samples, output.appended)
         for request, life, row, count, chunk, samples, appended in zip(*columns, strict=True):
             end = ends.get(row) if ends else None
-            if end is not None and end.reason == END_ERROR:
-                self.memory.fail_row(request, draft.number)
+            if (
+                end is not None
+                and end.reason == END_ERROR
+                and (request.life == life or request.end or request.state is State.GONE)
+            ):
+                self.memory.fail_row(request, draft.number)  # (a request that has started again has nothing of this row left)
                 broken = True
             if request.life != life:
                 output.skip(appended)
@@ -347,8 +331,9 @@ class Scheduler:
             if request.state in (State.RUNNING, State.DRAINING):
                 request.row = -1
                 self._planner.requeue(request)
-            if request.state is State.WAITING and request.kv_cap > self.memory.pool.total_tokens:
-                self._fail(request, ContextLengthExceeded("the request does not fit into the new KV pool").info)
+            error = misfit(request, self.config.context_length, self.memory.pool.total_tokens)
+            if request.state is State.WAITING and error is not None:
+                self._fail(request, error)
 
     def resync(self) -> list[Event]:
         """Everything a new detokenizer must know: each request with its tokens so far, and its end if it has one."""
@@ -410,17 +395,3 @@ class Scheduler:
             logger.info("%s", self.meter.prefill_line(draft, usage, running, queued, pending, now))
         elif draft.number % self.config.decode_log_interval == 0:
             logger.info("%s", self.meter.decode_line(used, usage, running, queued, now))
-
-
-def _ended_before(request: Request) -> tuple[int, int] | None:
-    """(reason, token) when the tokens that a request brings from an earlier life end it already."""
-    outputs = request.outputs
-    if not outputs:
-        return None
-    last = int(request.tokens[request.known - 1])
-    if request.known >= request.min_position:
-        if last in request.submit.eos_ids:
-            return END_EOS, last
-        if last in request.submit.stop_ids:
-            return END_STOP_ID, last
-    return (END_LENGTH, -1) if request.known >= request.max_position else None

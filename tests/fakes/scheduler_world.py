@@ -1,4 +1,4 @@
-"""World: scheduler, plan executor, a detokenizer that ends texts where it likes, and clients that remember; one thread, one clock."""
+"""World: scheduler, plan executor, and a detokenizer that ends texts where it likes; one thread, one clock."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from fakes.plan_executor import EOS, PlanExecutor, expected_output
 
+from fakes.plan_executor import EOS, PlanExecutor, expected_output
 from radixcast.actors.scheduler.config import SchedulerConfig
 from radixcast.actors.scheduler.scheduler import Scheduler
 from radixcast.protocols.buffers import pack_ids, unpack_ids

@@ -6,9 +6,9 @@ import random
 from typing import Any
 
 import pytest
+
 from fakes.plan_executor import PlanExecutor
 from fakes.scheduler_world import World, config, random_prompt, submit
-
 from radixcast.actors.scheduler.scheduler import Scheduler
 from radixcast.protocols.internal import AbortOf, Submit
 
