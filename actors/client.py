@@ -93,6 +93,7 @@ class EngineClient:
         self._outward: Dealer | None = None
         self._desk: Desk | None = None
         self._welcome: Welcome | None = None
+        self._greeted = False  # in this session, by a node whose runner is ready: a further Welcome means a new scheduler
         self._both_up = asyncio.Event()
         self._away: asyncio.TimerHandle | None = None
         self._closed = False
@@ -294,6 +295,9 @@ class EngineClient:
             self._desk.on_reply(message)
 
     def _on_welcome(self, welcome: Welcome) -> None:
+        if self._greeted and self._desk is not None:
+            self._desk.scheduler_replaced()
+        self._greeted = welcome.max_total_tokens > 0
         self._welcome = welcome
         endpoint = reachable(welcome.output_endpoint, self.endpoint)
         if self._outward is not None and self._outward.endpoint != endpoint:
@@ -316,6 +320,7 @@ class EngineClient:
         assert self._desk is not None
         self._both_up.clear()
         if peer == TOKENIZER:
+            self._greeted = False
             self._desk.inward_down()
         else:
             self._desk.outward_down()

@@ -6,6 +6,8 @@ desk hands out what to send. The rules::
 
     tokenizer lost     what has not started yet is submitted again; what streams already is not touched
     detokenizer lost   everything is submitted again, with the output tokens held (Generate.output_ids) and a higher attempt
+    scheduler lost     what streams ends with the code `scheduler_lost`, what does not is known lost when Welcome comes once
+                       more: both are submitted again
     a piece missing    that request is submitted again
     cancelled          an Abort is said (again); nothing is resubmitted
 
@@ -15,6 +17,7 @@ Nothing is sent before both links are up: an output must have a way to come back
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -40,8 +43,14 @@ log = logging.getLogger(__name__)
 
 MAX_FRUITLESS = 8
 """Resubmissions of one request without progress before it fails."""
+MAX_REFUSALS = 120
+"""Times that a resubmitted request is refused by a busy node (about once a second while it loads) before it fails."""
+
 CANCEL_SECONDS = 10.0
 """A cancelled request whose end the node has not told by then is forgotten here."""
+
+SCHEDULER_LOST = "scheduler_lost"
+"""Error code of an output that ended because the scheduler died."""
 
 Reply = TokenizeReply | DetokenizeReply | ControlReply
 
@@ -127,14 +136,13 @@ class Desk:
         self._inward = None
         queue = [m for m in self._queue if isinstance(m, Abort) and m.rid not in self._streams]
         self._queue = deque(queue)
-        for stream in list(self._streams.values()):
-            if stream.cancelled:
-                self._queue.append(Abort(rid=stream.rid))
-            elif stream.sent and not stream.started:
-                self._resubmit(stream)
-            elif not stream.sent:
-                self._queue.append(stream)
-        self._queue.extend(question for question, _ in self._questions.values())
+        self._queue.extend(stream for stream in self._streams.values() if not stream.sent)
+        self._say_again()
+
+    def scheduler_replaced(self) -> None:
+        """The node has a new scheduler: what the old one had not begun is lost."""
+        self._say_again()
+        self.pump()
 
     def outward_down(self) -> None:
         """The detokenizer is gone, and with it what it had not sent."""
@@ -153,6 +161,12 @@ class Desk:
             if delta.finish is not None:
                 self._acknowledge(delta)
             return
+        if _is_lost(delta) and not stream.cancelled:
+            self._acknowledge(delta)
+            delta = msgspec.structs.replace(delta, finish=None, usage=None)
+            self._resubmit(stream, delta)
+            self.pump()
+            return
         try:
             stream.feed(delta)
         except DeltaGap as gap:
@@ -169,7 +183,9 @@ class Desk:
         stream = self._streams.get(refused.rid)
         if stream is None or stream.request.attempt != refused.attempt:
             return
-        if refused.attempt > 0 and refused.error.status == Overloaded.status and not stream.cancelled:
+        busy = refused.error.status == Overloaded.status and stream.refusals < MAX_REFUSALS
+        if busy and refused.attempt > 0 and not stream.cancelled:
+            stream.refusals += 1
             stream.sent = False  # and not in the queue either, for a while
             self._later(refused.error.retry_after or 1.0, lambda: self._again(stream, refused.attempt))
             return
@@ -218,10 +234,23 @@ class Desk:
 
     def _again(self, stream: Stream, attempt: int) -> None:
         if not (stream.closed or stream.cancelled or stream.sent) and stream.request.attempt == attempt:
+            stream.fruitless -= 1  # a refusal is no loss
             self._resubmit(stream)
             self.pump()
 
-    def _resubmit(self, stream: Stream) -> None:
+    def _say_again(self) -> None:
+        """Repeat towards the tokenizer what nothing has come of."""
+        for stream in list(self._streams.values()):
+            if stream.cancelled:
+                self._queue.append(Abort(rid=stream.rid))
+            elif stream.sent and not stream.started:
+                self._resubmit(stream)
+        self._queue.extend(question for question, _ in self._questions.values())
+
+    def _resubmit(self, stream: Stream, last_words: TextDelta | None = None) -> None:
+        if last_words is not None:
+            with contextlib.suppress(DeltaGap):
+                stream.feed(last_words)
         if stream.fruitless >= MAX_FRUITLESS:
             error = InternalError(f"the engine lost request {stream.rid} {stream.fruitless} times in a row")
             self._queue.append(Abort(rid=stream.rid, reason="given up"))
@@ -239,3 +268,9 @@ class Desk:
     def _acknowledge(self, delta: TextDelta) -> None:
         self._acks.append(EndAck(rid=delta.rid, attempt=delta.attempt))
         self.pump()
+
+
+def _is_lost(delta: TextDelta) -> bool:
+    """An end that is none: the scheduler died under this output."""
+    error = delta.finish.error if delta.finish is not None else None
+    return error is not None and error.code == SCHEDULER_LOST

@@ -35,6 +35,8 @@ class Stream:
         """Nothing more will come: ended, refused or given up."""
         self.fruitless = 0
         """Resubmissions since the last progress."""
+        self.refusals = 0
+        """Times that a busy node refused to go on with it."""
         self._journal = Journal()
         self._on_cancel = on_cancel
         self._was_read = False
@@ -100,7 +102,7 @@ class Stream:
         self.started = True
         if new is None:
             return
-        self.fruitless = 0
+        self.fruitless = self.refusals = 0
         error = new.finish.error if new.finish is not None else None
         if error is not None:
             if new.token_ids or new.text:

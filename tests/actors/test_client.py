@@ -19,6 +19,7 @@ from radixcast.protocols.buffers import unpack_floats, unpack_ids
 from radixcast.protocols.errors import (
     ContextLengthExceeded,
     DuplicateRequest,
+    InternalError,
     InvalidRequest,
     LinkClosed,
     Overloaded,
@@ -245,6 +246,35 @@ async def test_stream_goes_on_when_an_actor_is_replaced(node: FakeNode, client: 
         assert len(sent) == 2
         assert sent[1].output_ids
         assert sent[1].logprob_start == -1
+
+
+async def test_streams_go_on_when_the_scheduler_is_replaced(node: FakeNode, client: EngineClient) -> None:
+    node.step_seconds = 0.002
+    streaming = client.submit(ask("streaming", 60))
+    first = await within(anext(streaming))
+    node.go.clear()
+    waiting = client.submit(ask("waiting", 30))
+    await until(lambda: node.requests("waiting"))
+    node.replace_scheduler()
+    node.go.set()
+    rest = [delta async for delta in streaming]
+    assert first.text + "".join(d.text for d in rest) == expected_text(ask(), 60)
+    assert (await within(waiting.result())).text == expected_text(ask(), 30)
+    assert [r.attempt for r in node.requests("streaming")] == [0, 1]
+    assert node.requests("streaming")[1].output_ids
+    assert [r.attempt for r in node.requests("waiting")] == [0, 1]
+
+
+async def test_a_request_that_is_lost_for_ever_fails(node: FakeNode, client: EngineClient) -> None:
+    node.step_seconds = 0.05
+    stream = client.submit(ask("s", 60))
+    await until(lambda: node.requests("s"))
+    for attempt in range(1, 9):
+        node.replace_scheduler()
+        await until(lambda attempt=attempt: len(node.requests("s")) > attempt)  # type: ignore[misc]
+    node.replace_scheduler()
+    with pytest.raises(InternalError, match="8 times in a row"):
+        await within(stream.result())
 
 
 async def test_questions_survive_the_tokenizer(node: FakeNode, client: EngineClient) -> None:

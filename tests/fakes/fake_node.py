@@ -76,6 +76,7 @@ class FakeNode:
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._in: Router | None = None
         self._out: Router | None = None
+        self._clients: set[str] = set()
         self._outbox: list[tuple[str, TextDelta]] = []
 
     # ------------------------------------------------------------------ life
@@ -125,6 +126,16 @@ class FakeNode:
     async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
+    def replace_scheduler(self) -> None:
+        """The scheduler dies with all requests: what streamed ends with its code, then clients hear Welcome once more."""
+        for task in list(self._tasks.values()):
+            task.cancel("lost")
+        asyncio.get_running_loop().call_later(0.01, self._welcome_all)
+
+    def _welcome_all(self) -> None:
+        for client in self._clients:
+            self._on_client(client)
+
     def requests(self, rid: str) -> list[Generate]:
         """Every form in which the request arrived."""
         return [m for m in self.received if isinstance(m, Generate) and m.rid == rid]
@@ -146,11 +157,13 @@ class FakeNode:
     # ------------------------------------------------------------------ tokenizer
 
     def _on_client(self, client: str) -> None:
+        self._clients.add(client)
         welcome = Welcome(
             output_endpoint=self.output_endpoint,
             model="fake",
             context_length=CONTEXT,
             vocab_size=256,
+            max_total_tokens=1 << 16,
             random_seed=self.random_seed,
         )
         self._answer(client, welcome)
@@ -206,6 +219,7 @@ class FakeNode:
         given = unpack_ids(request.output_ids).tolist()
         assert given == [token_at(request, p) for p in range(held)], "output_ids are not what was generated"
         text_sent = held if held == total else held - held % 2
+        position = held
         try:
             for position in range(held, total):
                 await asyncio.sleep(self.step_seconds)
@@ -215,9 +229,10 @@ class FakeNode:
                 self._say(client, self._delta(request, position, text_sent, text, position == held, position + 1 == total))
                 text_sent = ready
         except asyncio.CancelledError as cancelled:
-            if cancelled.args != ("replaced",):
-                error = RequestAborted("aborted").info
-                finish = Finish(reason="abort", error=error)
+            lost = cancelled.args == ("lost",)
+            if cancelled.args != ("replaced",) and not (lost and position == held):
+                error = Overloaded("lost", code="scheduler_lost") if lost else RequestAborted("aborted")
+                finish = Finish(reason="error" if lost else "abort", error=error.info)
                 self._say(client, TextDelta(rid=request.rid, attempt=request.attempt, token_offset=held, finish=finish))
             raise
 
