@@ -51,7 +51,7 @@ class Outcome:
     tokens: IntArray
     """int64 [sum(counts_R)]; INVALID_TOKEN where the row's logits were no distribution."""
     logprobs: list[RowLogprobs] = field(default_factory=list)
-    """Of all tokens offered. Those of tokens behind a row's end have to be cut; see `commit`."""
+    """Output positions are those offered: one a row. (Drafts will offer several, and must cut what is behind an end.)"""
 
 
 class TableExecutor(ABC):
