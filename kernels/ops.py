@@ -78,8 +78,9 @@ class Ops:
         """Store the k and v heads of each token in its slot (int64 [T])."""
         kv.kv_write(qkv_TAD, k_pool_SKD, v_pool_SKD, slots_T)
 
-    def plan_attention(self, rows: RaggedRows, window: int | None) -> Any:
-        """What all layers' attention of one forward shares. `window`: keys a query may look back, itself included."""
+    def plan_attention(self, rows: RaggedRows, window: int | None, dtype: torch.dtype) -> Any:
+        """What all layers' attention of one forward shares. `window`: keys a query may look back, itself included; None: all.
+        `dtype`: that of queries and pool."""
         return attention.plan(rows.row_starts, rows.kv_lens_R, rows.page_table_RL, window)
 
     def attention(

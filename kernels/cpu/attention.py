@@ -6,7 +6,7 @@ is bound by arithmetic: its keys are gathered once and torch's blocked kernel do
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -21,11 +21,13 @@ _NO_WINDOW = 1 << 60
 
 @dataclass(frozen=True)
 class Singles:
-    """Query tokens for the loop: their index, row and position; int32 [P] each."""
+    """Query tokens for the loop: their index, row and position (int32 [P] each), and what the loop reads and scribbles on."""
 
     tokens_P: Ints
     rows_P: Ints
     positions_P: Ints
+    page_table_RL: Ints
+    scores_L: F32
 
 
 @dataclass(frozen=True)
@@ -36,67 +38,47 @@ class Chunk:
     end: int
     slots_L: torch.Tensor
     """int64 [L]: slots of the keys that any of its queries sees."""
-    hidden_QL: torch.Tensor | None
-    """bool [Q, L], True where a query may not look; None: a single query that sees all."""
-    biases: dict[torch.dtype, torch.Tensor] = field(default_factory=dict)
-
-    def bias(self, dtype: torch.dtype) -> torch.Tensor | None:
-        """The mask as an additive tensor (0 or -inf), made once for all layers: torch's kernel is fastest with it."""
-        if self.hidden_QL is None:
-            return None
-        found = self.biases.get(dtype)
-        if found is None:
-            found = torch.zeros(self.hidden_QL.shape, dtype=dtype).masked_fill_(self.hidden_QL, float("-inf"))
-            self.biases[dtype] = found
-        return found
+    bias_QL: torch.Tensor | None
+    """0 where a query may look, -inf where not: torch's kernel is fastest with that; None: a single query that sees all."""
 
 
 @dataclass(frozen=True)
 class CpuAttentionPlan:
     """One forward's rows, cut by which code serves them."""
 
-    rows: RaggedRows
     window: int
-    page_table_RL: Ints
-    scores_L: F32
-    """Scratch for the loop."""
     singles: Singles | None
     chunks: list[Chunk]
 
-    def split(self, dtype: torch.dtype) -> tuple[Singles | None, list[Chunk]]:
-        """What runs in the loop and what in torch. The loop knows fp32 only: other dtypes run in torch altogether."""
-        if dtype is torch.float32 or self.singles is None:
-            return self.singles, self.chunks
-        return None, _cut(self.rows, self.window, loop_queries=0)[1]
 
-
-def plan_attention(rows: RaggedRows, window: int | None) -> CpuAttentionPlan:
-    """Plan for `CpuOps.attention`; costs a few µs a row."""
+def plan_attention(rows: RaggedRows, window: int | None, dtype: torch.dtype) -> CpuAttentionPlan:
+    """Plan for `CpuOps.attention`; costs some 10 µs and a few more a chunk. The loop knows fp32 only: rows of another dtype
+    go through torch altogether."""
     reach = _NO_WINDOW if window is None else window
-    singles, chunks = _cut(rows, reach, MAX_LOOP_QUERIES)
-    scores_L = np.empty(max(rows.max_kv, 1), np.float32)
-    return CpuAttentionPlan(rows, reach, rows.page_table_RL.numpy(), scores_L, singles, chunks)
-
-
-def _cut(rows: RaggedRows, window: int, loop_queries: int) -> tuple[Singles | None, list[Chunk]]:
+    loop_queries = MAX_LOOP_QUERIES if dtype is torch.float32 else 0
     starts, kv_lens = rows.row_starts.numpy(), rows.kv_lens_R.numpy()
     counts = np.diff(starts)
     chunks = [
-        _chunk(rows.page_table_RL[row], int(starts[row]), int(counts[row]), int(kv_lens[row]), window)
+        _chunk(rows.page_table_RL[row], int(starts[row]), int(counts[row]), int(kv_lens[row]), reach, dtype)
         for row in np.flatnonzero(counts > loop_queries)
     ]
     looped = np.where(counts <= loop_queries, counts, 0)
     total = int(looped.sum())
     if not total:
-        return None, chunks
+        return CpuAttentionPlan(reach, None, chunks)
     rows_P = np.repeat(np.arange(len(counts), dtype=np.int32), looped)
     offsets_P = np.arange(total, dtype=np.int32) - np.repeat(np.cumsum(looped) - looped, looped).astype(np.int32)
-    tokens_P = (starts[:-1][rows_P] + offsets_P).astype(np.int32)
-    positions_P = ((kv_lens - counts)[rows_P] + offsets_P).astype(np.int32)
-    return Singles(tokens_P, rows_P, positions_P), chunks
+    singles = Singles(
+        tokens_P=(starts[:-1][rows_P] + offsets_P).astype(np.int32),
+        rows_P=rows_P,
+        positions_P=((kv_lens - counts)[rows_P] + offsets_P).astype(np.int32),
+        page_table_RL=rows.page_table_RL.contiguous().numpy(),
+        scores_L=np.empty(rows.max_kv, np.float32),
+    )
+    return CpuAttentionPlan(reach, singles, chunks)
 
 
-def _chunk(pages_L: torch.Tensor, start: int, count: int, kv_len: int, window: int) -> Chunk:
+def _chunk(pages_L: torch.Tensor, start: int, count: int, kv_len: int, window: int, dtype: torch.dtype) -> Chunk:
     """A row's keys from the first that its first query sees; the mask of what each query may not see."""
     first_query = kv_len - count
     first_key = max(0, first_query + 1 - window)
@@ -108,7 +90,8 @@ def _chunk(pages_L: torch.Tensor, start: int, count: int, kv_len: int, window: i
     hidden_QL = key_L > query_Q1
     if window < kv_len:
         hidden_QL |= key_L <= query_Q1 - window
-    return Chunk(start, start + count, slots_L, hidden_QL)
+    bias_QL = torch.zeros(hidden_QL.shape, dtype=dtype).masked_fill_(hidden_QL, float("-inf"))
+    return Chunk(start, start + count, slots_L, bias_QL)
 
 
 def chunk_attention(
@@ -125,6 +108,6 @@ def chunk_attention(
     k_KLD = k_pool_SKD.index_select(0, chunk.slots_L).transpose(0, 1)
     v_KLD = v_pool_SKD.index_select(0, chunk.slots_L).transpose(0, 1)
     result = torch.nn.functional.scaled_dot_product_attention(
-        q_NQD[None], k_KLD[None], v_KLD[None], attn_mask=chunk.bias(qkv_TAD.dtype), scale=scale, enable_gqa=True
+        q_NQD[None], k_KLD[None], v_KLD[None], attn_mask=chunk.bias_QL, scale=scale, enable_gqa=True
     )
     out_TND[chunk.start : chunk.end] = result[0].transpose(0, 1)

@@ -56,7 +56,7 @@ class CpuOps(Ops):
             self.kv_write(qkv_TAD, pool_SKD, pool_SKD.clone(), torch.arange(2))
             starts, lens = torch.tensor([0, 2], dtype=torch.int32), torch.tensor([2], dtype=torch.int32)
             rows = RaggedRows(starts, lens, torch.arange(2, dtype=torch.int32)[None], max_kv=2)
-            self.attention(qkv_TAD, pool_SKD, pool_SKD, self.plan_attention(rows, None), 1.0)
+            self.attention(qkv_TAD, pool_SKD, pool_SKD, self.plan_attention(rows, None, dtype), 1.0)
 
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         if x_TH.dtype is not torch.float32:
@@ -84,10 +84,10 @@ class CpuOps(Ops):
         if qkv_TAD.dtype is not torch.float32:
             super().kv_write(qkv_TAD, k_pool_SKD, v_pool_SKD, slots_T)
         else:
-            loops.kv_write(qkv_TAD.numpy(), k_pool_SKD.numpy(), v_pool_SKD.numpy(), slots_T.numpy())
+            loops.kv_write(qkv_TAD.numpy(), k_pool_SKD.numpy(), v_pool_SKD.numpy(), slots_T.contiguous().numpy())
 
-    def plan_attention(self, rows: RaggedRows, window: int | None) -> CpuAttentionPlan:
-        return plan_attention(rows, window)
+    def plan_attention(self, rows: RaggedRows, window: int | None, dtype: torch.dtype) -> CpuAttentionPlan:
+        return plan_attention(rows, window, dtype)
 
     def attention(
         self, qkv_TAD: torch.Tensor, k_pool_SKD: torch.Tensor, v_pool_SKD: torch.Tensor, plan: CpuAttentionPlan, scale: float
@@ -95,22 +95,22 @@ class CpuOps(Ops):
         tokens, heads, size = qkv_TAD.shape
         heads -= 2 * k_pool_SKD.shape[1]
         out_TND = torch.empty((tokens, heads, size), dtype=qkv_TAD.dtype)
-        singles, chunks = plan.split(qkv_TAD.dtype)
+        singles = plan.singles
         if singles is not None:
             loops.attention(
                 qkv_TAD.numpy(),
                 k_pool_SKD.numpy(),
                 v_pool_SKD.numpy(),
-                plan.page_table_RL,
+                singles.page_table_RL,
                 singles.tokens_P,
                 singles.rows_P,
                 singles.positions_P,
                 plan.window,
                 scale,
-                plan.scores_L,
+                singles.scores_L,
                 out_TND.numpy(),
             )
-        for chunk in chunks:
+        for chunk in plan.chunks:
             chunk_attention(qkv_TAD, k_pool_SKD, v_pool_SKD, chunk, scale, out_TND)
         return out_TND
 

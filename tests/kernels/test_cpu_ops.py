@@ -168,7 +168,7 @@ def test_attention(
     for pool in pools:  # what no row owns must not matter, whatever it is
         pool[[slot for slot in range(total) if slot not in used]] = float("nan")
     found, wanted = (
-        ops.attention(qkv, pools[0], pools[1], ops.plan_attention(rows, window), size**-0.5) for ops in (cpu, reference)
+        ops.attention(qkv, pools[0], pools[1], ops.plan_attention(rows, window, dtype), size**-0.5) for ops in (cpu, reference)
     )
     check_close(found, wanted)
 
@@ -178,7 +178,9 @@ def test_attention_with_huge_scores(count: int) -> None:
     rows, total = ragged([(count, 40)], 0)
     qkv = drawn(0, count, 3, 8, scale=1e3)
     pools = [drawn(i, total, 1, 8, scale=1e3) for i in (1, 2)]
-    found, wanted = (ops.attention(qkv, pools[0], pools[1], ops.plan_attention(rows, None), 1.0) for ops in (cpu, reference))
+    found, wanted = (
+        ops.attention(qkv, pools[0], pools[1], ops.plan_attention(rows, None, FP32), 1.0) for ops in (cpu, reference)
+    )
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
 
 
@@ -188,7 +190,7 @@ def test_reference_attention_against_torch() -> None:
     qkv = drawn(0, 7, 6 + 2 * 2, 16)
     pools = [torch.zeros(total, 2, 16) for _ in range(2)]
     reference.kv_write(qkv, pools[0], pools[1], rows.page_table_RL[0, :7].long())
-    found = reference.attention(qkv, pools[0], pools[1], reference.plan_attention(rows, None), 0.25)
+    found = reference.attention(qkv, pools[0], pools[1], reference.plan_attention(rows, None, FP32), 0.25)
     q, k, v = (qkv[:, heads].transpose(0, 1)[None] for heads in (slice(6), slice(6, 8), slice(8, 10)))
     wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=0.25, enable_gqa=True)
     torch.testing.assert_close(found, wanted[0].transpose(0, 1), rtol=1e-5, atol=1e-5)

@@ -77,7 +77,7 @@ class LlamaModel(DecoderModel):
             return hidden_TH
         eps, size = config.rms_norm_eps, config.head_dim
         rows = RaggedRows(batch.row_starts, batch.kv_lens_R, batch.page_table_RS, batch.max_kv)
-        plan = ops.plan_attention(rows, config.sliding_window)
+        plan = ops.plan_attention(rows, config.sliding_window, hidden_TH.dtype)
         cos_TC, sin_TC = self._rotary.rows(batch.positions_T, batch.max_kv - 1)
         tokens = len(hidden_TH)
         residual_TH, pending_TH = hidden_TH, None
