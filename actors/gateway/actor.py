@@ -6,6 +6,7 @@ before the engine is: until then generation answers 503 and /health tells why.
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import Any, ClassVar
 
@@ -107,6 +108,6 @@ class GatewayActor(Actor):
         if self.sock is None:
             if self.listen_fd is None:
                 raise StartupError("the gateway was given no socket to listen on")
-            self.sock = socket.socket(fileno=self.listen_fd)
+            self.sock = socket.socket(fileno=os.dup(self.listen_fd))  # closing ours must not close the owner's
         self.sock.setblocking(False)
         return self.sock

@@ -3,7 +3,7 @@
 Deterministic, no sockets, no model. What is special:
 
 * text longer than the context is refused as the tokenizer would (context_length_exceeded);
-* `hold` set: outputs stop after their first piece until it is released (for aborts and disconnects);
+* `hold` set: streams stop after their first piece, whole answers before it, until it is released (for aborts and disconnects);
 * with a seed and temperature > 0 every choice starts with its own letter.
 """
 
@@ -101,7 +101,7 @@ class FakeStream:
             matched = 0
         pieces = [out] if not request.stream else [out[i : i + 3] for i in range(0, len(out), 3)]
         for number, piece in enumerate(pieces):
-            if engine.hold is not None and number:
+            if engine.hold is not None and (number or not request.stream):
                 waits = [asyncio.ensure_future(engine.hold.wait()), asyncio.ensure_future(self._aborted.wait())]
                 await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
                 for wait in waits:
