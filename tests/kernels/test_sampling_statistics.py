@@ -14,7 +14,7 @@ from radixcast.kernels.reference.uniform import uniforms
 
 Array = npt.NDArray[np.float64]
 
-DRAWS = 20_000
+DRAWS = 10_000
 
 
 def chi_square_limit(freedom: int) -> float:
@@ -23,7 +23,7 @@ def chi_square_limit(freedom: int) -> float:
     return freedom * (1 - a + 3.09 * math.sqrt(a)) ** 3
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2**63 + 5])
+@pytest.mark.parametrize("seed", [0, 2**63 + 5])
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.5])
 @pytest.mark.parametrize(("top_k", "top_p", "min_p"), [(-1, 1.0, 0.0), (12, 1.0, 0.0), (-1, 0.8, 0.0), (30, 0.95, 0.05)])
 def test_draws_follow_the_distribution(seed: int, temperature: float, top_k: int, top_p: float, min_p: float) -> None:
