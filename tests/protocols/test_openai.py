@@ -83,7 +83,7 @@ def test_ignored_fields_are_listed_once_and_only_when_set() -> None:
     assert ignored == ["x_hint", "prediction"]
 
 
-@pytest.mark.parametrize("fields", [{"best_of": 1}, {"best_of": 2, "n": 2}, {"suffix": ""}, {"lora_path": [None]}][:3])
+@pytest.mark.parametrize("fields", [{"best_of": 1}, {"best_of": 2, "n": 2}, {"suffix": ""}])
 def test_harmless_values_pass(fields: dict[str, Any]) -> None:
     check_supported(completion(**fields))
     check_supported(chat(tool_choice="auto", modalities=["text"]))
@@ -114,15 +114,14 @@ fields = st.dictionaries(st.sampled_from(ChatRequest.__struct_fields__) | st.tex
 
 @given(fields)
 def test_any_chat_body_is_parsed_or_refused_with_a_message(body: dict[str, Any]) -> None:
+    refused: InvalidRequest | None = None
     try:
         request, _ = parse_chat({"messages": HELLO} | body)
         check_supported(request)
-        params = sampling_of(request, {})
+        msgspec.json.encode(sampling_of(request, {}))
     except InvalidRequest as error:
-        assert error.info.message
-        assert error.info.status == 400
-        return
-    msgspec.json.encode(params)
+        refused = error
+    assert refused is None or (refused.info.message and refused.info.status == 400)
 
 
 @given(json_values)

@@ -54,7 +54,7 @@ async def test_bodies(data: bytes, headers: dict[str, str], status: int) -> None
 
 
 def test_nan_names_its_field() -> None:
-    with pytest.raises(InvalidRequest, match="NaN .*temperature"):
+    with pytest.raises(InvalidRequest, match=r"NaN .*temperature"):
         decode_object(b'{"model":"m","temperature":NaN}')
 
 
