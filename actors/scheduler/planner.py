@@ -26,8 +26,8 @@ logger = logging.getLogger("radixcast.scheduler")
 SCAN = 64
 """Most waiting requests looked at for one plan."""
 
-SHARE_LEAST = 32
-"""A request waits for another one's prefill when that saves it at least so many tokens."""
+SHARE_LEAST = 8
+"""A request waits for another one's prefill when that saves it so many tokens, or half of what it would compute."""
 
 NO_LIMIT = 1 << 30
 
@@ -233,7 +233,7 @@ class Planner:
 
     def _better_to_wait(self, request: Request, hit: int, other: Request) -> bool:
         """Whether `other` is about to compute much of what `request` lacks."""
-        reach = hit + max(SHARE_LEAST, self._memory.page_size)
+        reach = hit + max(min(SHARE_LEAST, (request.known - hit) // 2), self._memory.page_size)
         if not self._memory.sharing or other.private or reach > min(request.match_limit, other.known):
             return False
         if request.submit.namespace != other.submit.namespace or request is other:
