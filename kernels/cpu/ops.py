@@ -7,8 +7,9 @@ Measured on two cores of an EPYC (AVX-512, ~31 GB/s), weight 3072 x 576 fp32, µ
     torch bmm in 2 halves      322   619   420   486   678  1053  9896
     Numba, 1 thread            230   232   322   741  1008  1600     -
 
-With four other processes busy: one row in Numba 320, sixteen in two halves 2013 (threads asleep at barriers; spinning, tens
-of ms). A decode of SmolLM2-135M (538 MB of fp32): 22 ms alone, of which 1.3 ms are not products.
+Numba's figures from eight rows on are those of a 4 x 4 tile that was tried and not kept; up to four, of `loops.linear_rows`.
+At a load average of 4, `gated_linear` of this shape (threads asleep at barriers): one row 320, four 524, sixteen 2013. A
+decode of SmolLM2-135M (538 MB of fp32): 22 ms at best with little else running, 27 at that load, of which 3 are no products.
 
 Hence Numba up to four rows, which is memory speed on one core (the other one stays with the other actors), and a batched
 product of row blocks of the weight, one a thread, beyond.
