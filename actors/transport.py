@@ -40,12 +40,15 @@ logger = logging.getLogger(__name__)
 CLIENT_IDLE_SECONDS = 60.0
 """A client without a frame for so long is forgotten."""
 KEEP_ALIVE_SECONDS = 10.0
-"""A client's Dealer says something at least so often."""
+"""A Dealer asks its peer for a sign of life so often."""
+INPROC_KEEP_ALIVE_SECONDS = 0.25
+"""The same on inproc, where ZMQ has no event for a peer that is gone."""
 TCP_GRACE_SECONDS = 3.0
 """A tcp peer may be away so long before its link goes down."""
 MAX_CLIENTS = 16384
 """Client links of one Router; frames of further ones are dropped."""
 
+_BIND_ATTEMPTS = 50
 _CLIENT_TUNING = Tuning(window=512, window_bytes=16 << 20)
 
 
@@ -80,6 +83,7 @@ class Router(Port):
         self._sweep_timer: asyncio.TimerHandle | None = None
         self._recheck: asyncio.TimerHandle | None = None
         self.refused_frames = 0
+        self.client_idle_seconds = CLIENT_IDLE_SECONDS
 
     def open(self) -> None:
         """Bind. Raises zmq.ZMQError when the address is in use."""
@@ -114,7 +118,14 @@ class Router(Port):
     def _attach(self, socket: zmq.Socket[Any]) -> None:
         if self.endpoint.startswith("tcp://") and not self._curve_secret:
             raise ValueError(f"{self.endpoint}: tcp endpoints need CURVE keys")
-        socket.bind(self.endpoint)
+        for attempt in range(_BIND_ATTEMPTS, 0, -1):
+            try:
+                socket.bind(self.endpoint)
+                break
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EADDRINUSE or attempt == 1:
+                    raise
+            time.sleep(0.002)  # ZMQ's own thread may still be closing a predecessor of this process
 
     def _take(self, frames: list[bytes], now: float) -> None:
         peer = self._peers.get(frames[0])
@@ -198,8 +209,8 @@ class Router(Port):
         for peer in self.peers():
             if now - peer.unreachable_since > TCP_GRACE_SECONDS:
                 self._forget(peer, "disconnected")
-            elif peer.is_client and now - peer.link.last_heard > CLIENT_IDLE_SECONDS:
-                self._forget(peer, f"silent for {CLIENT_IDLE_SECONDS:g} s")
+            elif peer.is_client and now - peer.link.last_heard > self.client_idle_seconds:
+                self._forget(peer, f"silent for {self.client_idle_seconds:g} s")
 
 
 class Dealer(Port):
@@ -224,7 +235,7 @@ class Dealer(Port):
         is_client = identity.startswith(CLIENT_PREFIX)
         link = Link(epoch, tuning or (_CLIENT_TUNING if is_client else Tuning()))
         self.peer = Peer(self, peer, b"", link, Codec[Any](inbox))
-        self._keep_alive = KEEP_ALIVE_SECONDS if is_client else math.inf
+        self._keep_alive = INPROC_KEEP_ALIVE_SECONDS if endpoint.startswith("inproc://") else KEEP_ALIVE_SECONDS
         self._keep_alive_timer: asyncio.TimerHandle | None = None
 
     def open(self) -> None:
@@ -232,8 +243,7 @@ class Dealer(Port):
         super().open()
         self.peer.link.connect()
         self.touch(self.peer)
-        if self._keep_alive < math.inf:
-            self._keep_alive_timer = self._loop.call_later(self._keep_alive, self._say_alive)
+        self._keep_alive_timer = self._loop.call_later(self._keep_alive, self._say_alive)
 
     def _cancel_timers(self) -> None:
         super()._cancel_timers()

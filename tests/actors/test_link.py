@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -94,7 +95,8 @@ def test_ack_is_delayed_then_sent_alone() -> None:
     assert b.outgoing(1.0) == []
     assert b.deadline == pytest.approx(1.0 + DEFAULT.ack_delay)
     b.tick(b.deadline)
-    assert kinds(frames := b.outgoing(2.0)) == [Kind.ACK]
+    frames = b.outgoing(2.0)
+    assert kinds(frames) == [Kind.ACK]
     a.receive(*frames[0], 2.0)
     assert a.unacknowledged == 0
     assert a.deadline == math.inf
@@ -120,7 +122,8 @@ def test_gap_is_asked_for_once_and_repaired() -> None:
     got = b.receive(*first, 0)
     for late in (third, fourth):  # the second is lost
         assert b.receive(*late, 0) == []
-    assert kinds(asked := b.outgoing(0)) == [Kind.RESEND]
+    asked = b.outgoing(0)
+    assert kinds(asked) == [Kind.RESEND]
     assert asked[0].header.ack == 1
     a.receive(*asked[0], 0)
     got += [m for f in a.outgoing(0) for m in b.receive(*f, 0)]
@@ -146,9 +149,11 @@ def test_lost_tail_is_found_by_a_probe_without_sending_payload_to_a_slow_peer() 
     a.send(b"0")
     assert kinds(a.outgoing(0)) == [Kind.DATA]  # lost
     a.tick(a.deadline)
-    assert kinds(probe := a.outgoing(1)) == [Kind.HELLO]
+    probe = a.outgoing(1)
+    assert kinds(probe) == [Kind.HELLO]
     b.receive(*probe[0], 1)
-    assert kinds(answer := b.outgoing(1)) == [Kind.RESEND]
+    answer = b.outgoing(1)
+    assert kinds(answer) == [Kind.RESEND]
     a.receive(*answer[0], 1)
     assert carry(a, b, 1) == [b"0"]
 
@@ -173,7 +178,7 @@ def test_probes_back_off_and_end_in_a_reset() -> None:
         times.append(a.deadline)
         a.tick(a.deadline)
         a.outgoing(a.deadline)
-    gaps = [y - x for x, y in zip(times, times[1:], strict=False)]
+    gaps = [y - x for x, y in itertools.pairwise(times)]
     assert gaps == sorted(gaps)
     assert max(gaps) == DEFAULT.max_delay
     (down,) = events(a)
@@ -219,7 +224,7 @@ def test_restarted_peer_takes_the_old_session_down() -> None:
 
 
 def test_data_of_an_earlier_session_is_never_delivered() -> None:
-    a, b = pair()
+    a, _b = pair()
     a.send(b"early")
     (early,) = a.outgoing(0)
     b2 = Link(21)  # b restarts and a does not know yet

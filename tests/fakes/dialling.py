@@ -18,7 +18,7 @@ PATIENCE = 20.0
 async def eventually(condition: Callable[[], object], what: str = "") -> None:
     """Wait until `condition()` is true. Raises TimeoutError when it never is."""
     async with asyncio.timeout(PATIENCE):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - conditions are plain looks from outside
             await asyncio.sleep(0.005)
 
 

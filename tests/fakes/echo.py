@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import socket
 import time
 from typing import Any
 
@@ -47,6 +49,12 @@ class Hub(Actor):
             raise ZeroDivisionError("the hub breaks at start")
         if self.args.chat_template == "exit":
             os._exit(7)
+        if self.listen_fd is not None:
+            self._server = await asyncio.start_server(self._greet, sock=socket.socket(fileno=self.listen_fd))
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"%d" % os.getpid())
+        writer.close()
 
     @property
     def busy(self) -> bool:
