@@ -70,6 +70,7 @@ class Desk:
         self._inward: Way | None = None
         self._outward: Way | None = None
         self._streams: dict[str, Stream] = {}
+        self._successors: dict[str, Stream] = {}
         self._questions: dict[str, tuple[msgspec.Struct, asyncio.Future[Any]]] = {}
         self._queue: deque[msgspec.Struct | Stream] = deque()
         self._acks: deque[EndAck] = deque()
@@ -77,7 +78,7 @@ class Desk:
     @property
     def open_requests(self) -> int:
         """Requests whose end has not come."""
-        return len(self._streams)
+        return len(self._streams) + len(self._successors)
 
     @property
     def idle(self) -> bool:
@@ -87,15 +88,22 @@ class Desk:
     # ------------------------------------------------------------------ the user's side
 
     def submit(self, requests: list[Generate]) -> list[Stream]:
-        """Open a stream for each request. Raises DuplicateRequest, and opens none, when one of the ids is in use."""
+        """Open a stream for each request. Raises DuplicateRequest, and opens none, when one of the ids is in use.
+
+        The id of a cancelled request may be used at once: its successor is sent when the node has told the end.
+        """
         rids = [request.rid for request in requests]
         for i, rid in enumerate(rids):
-            if rid in self._streams or rid in rids[:i]:
+            holder = self._streams.get(rid)
+            if rid in rids[:i] or rid in self._successors or (holder is not None and not holder.cancelled):
                 raise DuplicateRequest(f"request id {rid!r} is in use", param="rid")
         streams = [Stream(request, self._cancel) for request in requests]
         for stream in streams:
-            self._streams[stream.rid] = stream
-            self._queue.append(stream)
+            if stream.rid in self._streams:
+                self._successors[stream.rid] = stream
+            else:
+                self._streams[stream.rid] = stream
+                self._queue.append(stream)
         self.pump()
         return streams
 
@@ -141,6 +149,9 @@ class Desk:
 
     def scheduler_replaced(self) -> None:
         """The node has a new scheduler: what the old one had not begun is lost."""
+        for stream in list(self._streams.values()):
+            if stream.cancelled:
+                self._end(stream, RequestAborted("cancelled"))
         self._say_again()
         self.pump()
 
@@ -175,8 +186,8 @@ class Desk:
             self.pump()
             return
         if stream.closed:
-            del self._streams[delta.rid]
             self._acknowledge(delta)
+            self._remove(stream)
 
     def on_refused(self, refused: Refused) -> None:
         """A request was not admitted. One that had been running before waits and tries again when the node is only busy."""
@@ -217,7 +228,7 @@ class Desk:
 
     def fail_all(self, error: RequestError) -> None:
         """Give up everything that is open: the node is gone, or the client closes."""
-        for stream in list(self._streams.values()):
+        for stream in [*self._successors.values(), *self._streams.values()]:
             self._end(stream, error)
         for _, answer in list(self._questions.values()):
             if not answer.done():
@@ -227,7 +238,7 @@ class Desk:
 
     def cancel_all(self, reason: str) -> None:
         """Abort every open request."""
-        for stream in list(self._streams.values()):
+        for stream in [*self._successors.values(), *self._streams.values()]:
             stream.cancel(reason)
 
     # ------------------------------------------------------------------ inside
@@ -261,9 +272,20 @@ class Desk:
         self._queue.append(stream)
 
     def _end(self, stream: Stream, error: RequestError) -> None:
-        if self._streams.get(stream.rid) is stream:
-            del self._streams[stream.rid]
         stream.fail(error)
+        self._remove(stream)
+
+    def _remove(self, stream: Stream) -> None:
+        """The id is free; who waits for it is next."""
+        if self._successors.get(stream.rid) is stream:
+            del self._successors[stream.rid]
+        elif self._streams.get(stream.rid) is stream:
+            del self._streams[stream.rid]
+            successor = self._successors.pop(stream.rid, None)
+            if successor is not None:
+                self._streams[stream.rid] = successor
+                self._queue.append(successor)
+                self.pump()
 
     def _acknowledge(self, delta: TextDelta) -> None:
         self._acks.append(EndAck(rid=delta.rid, attempt=delta.attempt))

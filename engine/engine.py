@@ -182,7 +182,8 @@ class Engine:
 
     def _call(self, work: Coroutine[Any, Any, T], *, even_when_closed: bool = False) -> T:
         """Run `work` on the engine's loop and wait for it. Interrupted (^C), it is cancelled."""
-        future = asyncio.run_coroutine_threadsafe(self._checked(work, even_when_closed), self._loop_or_raise(work))
+        loop = self._loop_or_raise(work)
+        future = asyncio.run_coroutine_threadsafe(self._checked(work, even_when_closed), loop)
         try:
             return future.result()
         except BaseException:
@@ -190,7 +191,8 @@ class Engine:
             raise
 
     async def _await(self, work: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(self._checked(work, False), self._loop_or_raise(work))
+        loop = self._loop_or_raise(work)
+        future = asyncio.run_coroutine_threadsafe(self._checked(work, False), loop)
         return await asyncio.wrap_future(future)
 
     def _loop_or_raise(self, work: Coroutine[Any, Any, Any]) -> asyncio.AbstractEventLoop:

@@ -191,6 +191,34 @@ async def test_cancel_and_leaving_the_block_abort(node: FakeNode, client: Engine
     assert (await within(client.submit(ask("one")).result())).text == expected_text(ask(), 20)
 
 
+async def test_id_of_a_cancelled_request_may_be_used_at_once(node: FakeNode, client: EngineClient) -> None:
+    node.step_seconds = 0.005
+    old = client.submit(ask("r", 10_000))
+    await within(anext(old))
+    old.cancel()
+    node.step_seconds = 0
+    new = client.submit(ask("r", 10))
+    with pytest.raises(DuplicateRequest):
+        client.submit(ask("r"))
+    given_up = client.submit(ask("q"))
+    given_up.cancel()
+    assert (await within(new.result())).text == expected_text(ask(), 10)
+    with pytest.raises(RequestAborted):
+        await within(drain(old))
+    with pytest.raises(RequestAborted):
+        await within(drain(given_up))
+    kinds = [type(m).__name__ for m in node.received if getattr(m, "rid", "") == "r"]
+    assert kinds == ["Generate", "Abort", "Generate"]
+    node.step_seconds = 0.005
+    waiting = client.submit(ask("w", 10_000))
+    await within(anext(waiting))
+    waiting.cancel()
+    never = client.submit(ask("w"))
+    never.cancel()
+    with pytest.raises(RequestAborted):
+        await within(drain(never))
+
+
 async def drain(stream: Any) -> None:
     """Read to the end."""
     async for _ in stream:
