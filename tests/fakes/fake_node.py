@@ -179,7 +179,7 @@ class FakeNode:
             self._generate(message, client)
         elif isinstance(message, Abort):
             for key in [k for k in self._tasks if message.all or k[1] == message.rid]:
-                self._tasks[key].cancel()
+                asyncio.get_running_loop().call_soon(self._tasks[key].cancel)  # when it has begun, so that it tells its end
         elif isinstance(message, Tokenize):
             self._answer(client, TokenizeReply(id=message.id, ids=[pack_ids(t.encode()) for t in message.texts]))
         elif isinstance(message, Detokenize):

@@ -31,7 +31,7 @@ def test_floats_round_trip(values: list[float]) -> None:
 
 
 @given(npst.arrays(np.dtype(">i4"), st.integers(0, 8)))
-def test_byte_order_is_fixed(array: np.ndarray) -> None:  # type: ignore[type-arg]
+def test_byte_order_is_fixed(array: np.ndarray) -> None:
     assert unpack_ids(pack_ids(array)).tolist() == array.tolist()
     assert pack_ids(array[::2]) == pack_ids(array[::2].tolist())
 
