@@ -33,7 +33,10 @@ NO_LIMIT = 1 << 30
 
 
 class Planner:
-    """Builds drafts; moves requests between queue and batch. `reclaim` releases what ended requests still hold."""
+    """Builds drafts; moves requests between queue and batch.
+
+    `suspects` are requests whose `suspect_at` is set (by handle); `reclaim` releases what ended requests still hold.
+    """
 
     def __init__(
         self,
@@ -41,12 +44,14 @@ class Planner:
         memory: KvMemory,
         batch: RunningBatch,
         waiting: WaitingQueue,
+        suspects: dict[int, Request],
         reclaim: Callable[[], bool],
     ) -> None:
         self._config = config
         self._memory = memory
         self._batch = batch
         self._waiting = waiting
+        self._suspects = suspects
         self._reclaim = reclaim
         self.ratio = NewTokenRatio(config.conservativeness)
         self.retractions = 0
@@ -95,7 +100,9 @@ class Planner:
 
     def _turns(self) -> list[list[Request]]:
         """Whose turn it is: all who are above suspicion ([]), or one suspect alone; alternating."""
-        suspects = [r for r in (*self._batch, *self._waiting) if r.suspect_at >= 0]
+        for request in [r for r in self._suspects.values() if r.suspect_at < 0 or r.state in (State.ENDED, State.GONE)]:
+            del self._suspects[request.handle]
+        suspects = [r for r in self._suspects.values() if r.state in (State.RUNNING, State.WAITING)]
         if not suspects:
             return [[]]
         solo = [min(suspects, key=lambda r: (r.state is State.WAITING, r.last_plan, r.handle))]

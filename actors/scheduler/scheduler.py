@@ -68,6 +68,7 @@ class Scheduler:
         self._handles = itertools.count(1)
         self._next_plan = 1
         self._retractions_before = 0
+        self._suspects: dict[int, Request] = {}
         self._waiting = WaitingQueue(config.policy, priorities=config.priority_scheduling, seed=config.seed)
         self._set_up(config)
 
@@ -81,7 +82,7 @@ class Scheduler:
             slips=self.slips,
         )
         self._batch = RunningBatch(config.max_running)
-        self._planner = Planner(config, self.memory, self._batch, self._waiting, self._reclaim_ended)
+        self._planner = Planner(config, self.memory, self._batch, self._waiting, self._suspects, self._reclaim_ended)
 
     # ---------------------------------------------------------------- requests
 
@@ -146,7 +147,7 @@ class Scheduler:
         request.state = State.GONE
         self._ended.pop(handle, None)
         self._registry.remove(request, now)
-        self.meter.ended(position, now)
+        self.meter.ended(max(0, position - len(request.submit.output_ids) // 4), now)
 
     # ---------------------------------------------------------------- steps
 
@@ -242,6 +243,7 @@ class Scheduler:
         for request in members:
             request.failures += alone
             request.suspect_at = request.known
+            self._suspects[request.handle] = request
         self._restart(members)
         self._restart(self._orphans())
         for request in members:

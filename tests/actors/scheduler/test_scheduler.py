@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -236,7 +237,7 @@ def test_a_row_is_in_one_of_two_consecutive_plans_with_row_gap() -> None:
     while world.plan():
         pass
     assert len(seen) >= 1
-    for one, two in zip(seen, seen[1:], strict=False):
+    for one, two in itertools.pairwise(seen):
         assert not set(one) & set(two)
     world.run()
     assert world.outputs["a"].tokens == expected_output([1, 2, 3], 0, 1, 10, 10)
