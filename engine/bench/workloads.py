@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from radixcast.bench.client import BenchClient, Sample
 from radixcast.bench.prompts import Prompts
@@ -41,12 +41,12 @@ class Workload:
     """Requests of one conversation, one after another."""
 
     def scaled(self, requests: int | None) -> Workload:
-        """The same with about `requests` requests (whole conversations; at least one)."""
+        """The same with about `requests` requests: whole conversations, groups of the same size; at least one of each."""
         if requests is None:
             return self
         conversations = max(1, requests // self.turns)
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return Workload(**{**fields, "requests": conversations * self.turns})
+        groups = max(1, self.groups * requests // self.requests) if self.groups else 0
+        return replace(self, requests=conversations * self.turns, groups=groups)
 
 
 WORKLOADS = {

@@ -187,6 +187,8 @@ def test_scaling_keeps_whole_conversations() -> None:
     assert WORKLOADS["multiturn"].scaled(13).requests == 12
     assert WORKLOADS["multiturn"].scaled(1).requests == 6
     assert WORKLOADS["batch16"].scaled(None) is WORKLOADS["batch16"]
+    assert WORKLOADS["shared"].scaled(16).groups == 2
+    assert WORKLOADS["shared"].scaled(3).groups == 1
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50), st.floats(0, 100))
