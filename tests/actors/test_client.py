@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
@@ -200,7 +201,7 @@ async def test_id_of_a_cancelled_request_may_be_used_at_once(node: FakeNode, cli
     new = client.submit(ask("r", 10))
     with pytest.raises(DuplicateRequest):
         client.submit(ask("r"))
-    given_up = client.submit(ask("q"))
+    given_up = client.submit(ask("q", 10_000))
     given_up.cancel()
     assert (await within(new.result())).text == expected_text(ask(), 10)
     with pytest.raises(RequestAborted):
@@ -408,3 +409,33 @@ async def test_tcp_needs_a_key() -> None:
 )
 def test_reachable(told: str, dialled: str, expected: str) -> None:
     assert reachable(told, dialled) == expected
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_every_text_comes_out_whole_whatever_dies(node: FakeNode, client: EngineClient, seed: int) -> None:
+    chance = random.Random(seed)
+    node.step_seconds = 0.002
+    requests = [ask(f"r{i}", chance.randint(1, 80), text=f"p{i}", logprobs=True) for i in range(12)]
+    results = [asyncio.create_task(client.submit(r).result()) for r in requests[:6]]
+    for step in range(6):
+        results.append(asyncio.create_task(client.submit(requests[6 + step]).result()))
+        await asyncio.sleep(chance.uniform(0.005, 0.04))
+        what = chance.choice(["tokenizer", "detokenizer", "scheduler", "both"])
+        if what == "scheduler":
+            node.replace_scheduler()
+            continue
+        if what != "detokenizer":
+            node.kill_tokenizer()
+        if what != "tokenizer":
+            node.kill_detokenizer()
+        await asyncio.sleep(chance.uniform(0, 0.03))
+        if what != "detokenizer":
+            node.start_tokenizer()
+        if what != "tokenizer":
+            node.start_detokenizer()
+    for request, output in zip(requests, await within(asyncio.gather(*results)), strict=True):
+        count = request.sampling.max_new_tokens or 0
+        assert output.text == expected_text(request, count)
+        assert output.usage.completion_tokens == count
+        assert output.logprobs is not None
+        assert unpack_ids(output.logprobs.ids).tolist() == output.token_ids == [ord(c) for c in output.text]
