@@ -82,12 +82,12 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     """A whole chat answer."""
 
     id: str
+    object: str = "chat.completion"
     created: int
     model: str
     choices: list[ChatChoice]
     usage: UsageInfo
     metadata: dict[str, Any]
-    object: str = "chat.completion"
 
 
 class ChatDelta(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -111,11 +111,11 @@ class ChatChunk(msgspec.Struct, frozen=True, kw_only=True):
     """One event of a chat stream."""
 
     id: str
+    object: str = "chat.completion.chunk"
     created: int
     model: str
     choices: list[ChatChunkChoice]
     usage: UsageInfo | None = None
-    object: str = "chat.completion.chunk"
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
@@ -132,12 +132,12 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """A whole completions answer, or one event of its stream."""
 
     id: str
+    object: str = "text_completion"
     created: int
     model: str
     choices: list[CompletionChoice]
     usage: UsageInfo | None = None
     metadata: dict[str, Any] | None = None
-    object: str = "text_completion"
 
 
 def usage_info(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> UsageInfo:

@@ -79,10 +79,10 @@ def is_loopback(host: str) -> bool:
 def _check_browser(headers: Mapping[str, str]) -> None:
     host = headers.get("Host")
     if host and not is_loopback(_hostname(f"//{host}")):
-        raise Forbidden("the Host header must name a loopback host: this server has no key", code="foreign_host")
+        raise Forbidden("the Host header must name a loopback host, or the server needs an --api-key", code="foreign_host")
     origin = headers.get("Origin")
     if origin and not is_loopback(_hostname(origin)):
-        raise Forbidden("requests from other origins are refused: this server has no key", code="foreign_origin")
+        raise Forbidden("requests from other origins are refused, or the server needs an --api-key", code="foreign_origin")
 
 
 def _hostname(url: str) -> str:

@@ -11,9 +11,8 @@ from radixcast.actors.gateway.body import read_json
 from radixcast.actors.gateway.http import Call
 from radixcast.actors.gateway.logprobs import chat_logprobs
 from radixcast.actors.gateway.openai_common import Header, packed, reason_of
-from radixcast.actors.gateway.sse import EventStream, event
+from radixcast.actors.gateway.sse import event
 from radixcast.actors.gateway.work import Work
-from radixcast.protocols.errors import RequestError
 from radixcast.protocols.openai import ChatRequest, check_supported, parse_chat, sampling_of
 from radixcast.protocols.openai_answers import (
     ChatChoice,
@@ -99,25 +98,20 @@ class _Streamer:
     """Turns pieces into chunks: the role once for each choice, text, then a closing chunk with the reason."""
 
     def __init__(self, call: Call, request: ChatRequest, header: Header, work: Work) -> None:
-        self._events = EventStream(call.request, call.headers)
+        self._events = call.events()
         self._request = request
         self._header = header
         self._work = work
 
     async def run(self, n: int) -> web.StreamResponse:
-        """Stream everything. An error before the first piece is raised; a later one is the last event."""
+        """Stream everything."""
         opened = [False] * n
-        try:
-            async for index, delta in self._work.deltas():
-                data = b""
-                if not opened[index]:
-                    opened[index] = True
-                    data = self._chunk(ChatChunkChoice(index, ChatDelta(role="assistant", content="")))
-                await self._events.send(data + self._piece(index, delta))
-        except RequestError as error:
-            if not self._events.started:
-                raise
-            return await self._events.fail(error.info)
+        async for index, delta in self._work.deltas():
+            data = b""
+            if not opened[index]:
+                opened[index] = True
+                data = self._chunk(ChatChunkChoice(index, ChatDelta(role="assistant", content="")))
+            await self._events.send(data + self._piece(index, delta))
         if self._request.include_usage:
             await self._events.send(self._event([], self._work.tally.usage()))
         return await self._events.done()

@@ -9,10 +9,10 @@ from radixcast.actors.gateway.body import read_json
 from radixcast.actors.gateway.http import Call
 from radixcast.actors.gateway.logprobs import CompletionRows, joined
 from radixcast.actors.gateway.openai_common import Header, check_rid, ids_array, packed, reason_of
-from radixcast.actors.gateway.sse import EventStream, event
+from radixcast.actors.gateway.sse import event
 from radixcast.actors.gateway.work import Work
 from radixcast.protocols import limits
-from radixcast.protocols.errors import InvalidRequest, RequestError
+from radixcast.protocols.errors import InvalidRequest
 from radixcast.protocols.openai import CompletionRequest, check_supported, parse_completion, prompts_of, sampling_of
 from radixcast.protocols.openai_answers import Completion, CompletionChoice, CompletionLogprobs, UsageInfo
 from radixcast.protocols.public import Generate, TextDelta
@@ -111,7 +111,7 @@ class _Streamer:
     """Turns pieces into chunks; the first one of a choice has the echoed prompt in front."""
 
     def __init__(self, call: Call, request: CompletionRequest, header: Header, work: Work, echoes: list[str], n: int) -> None:
-        self._events = EventStream(call.request, call.headers)
+        self._events = call.events()
         self._request = request
         self._header = header
         self._work = work
@@ -120,14 +120,9 @@ class _Streamer:
         self._rows = [CompletionRows(request.logprobs or 0) for _ in self._echo]
 
     async def run(self) -> web.StreamResponse:
-        """Stream everything. An error before the first piece is raised; a later one is the last event."""
-        try:
-            async for index, delta in self._work.deltas():
-                await self._events.send(self._piece(index, delta))
-        except RequestError as error:
-            if not self._events.started:
-                raise
-            return await self._events.fail(error.info)
+        """Stream everything."""
+        async for index, delta in self._work.deltas():
+            await self._events.send(self._piece(index, delta))
         if self._request.include_usage:
             await self._events.send(self._event([], self._work.tally.usage()))
         return await self._events.done()

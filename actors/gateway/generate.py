@@ -10,10 +10,9 @@ from aiohttp import web
 from radixcast.actors.collect import Collector
 from radixcast.actors.gateway.body import read_json
 from radixcast.actors.gateway.http import Call
-from radixcast.actors.gateway.sse import EventStream, event
+from radixcast.actors.gateway.sse import event
 from radixcast.actors.gateway.work import Work
 from radixcast.actors.native import NativeRequest, native_dict, parse_native
-from radixcast.protocols.errors import RequestError
 from radixcast.protocols.public import Generate
 
 
@@ -35,18 +34,13 @@ async def generate(call: Call) -> web.StreamResponse:
 
 
 async def _stream(call: Call, native: NativeRequest, of_output: list[Generate], work: Work) -> web.StreamResponse:
-    events = EventStream(call.request, call.headers)
+    events = call.events()
     collectors = [Collector() for _ in of_output]
     version = call.gateway.weight_version
-    try:
-        async for index, delta in work.deltas():
-            if collectors[index].feed(delta) is None:
-                continue
-            output = collectors[index].output()
-            reply = native_dict(output, of_output[index], weight_version=version, e2e_latency=work.elapsed)
-            await events.send(event({**reply, "index": index} if native.is_list else reply))
-    except RequestError as error:
-        if not events.started:
-            raise
-        return await events.fail(error.info)
+    async for index, delta in work.deltas():
+        if collectors[index].feed(delta) is None:
+            continue
+        output = collectors[index].output()
+        reply = native_dict(output, of_output[index], weight_version=version, e2e_latency=work.elapsed)
+        await events.send(event({**reply, "index": index} if native.is_list else reply))
     return await events.done()

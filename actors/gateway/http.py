@@ -24,6 +24,7 @@ from radixcast.actors.gateway.auth import Level
 from radixcast.actors.gateway.errors import HttpError, error_response, for_openai, type_of
 from radixcast.actors.gateway.metrics import UNMATCHED
 from radixcast.actors.gateway.service import Gateway
+from radixcast.actors.gateway.sse import EventStream
 from radixcast.protocols import limits
 from radixcast.protocols.errors import ErrorInfo, InternalError, LinkClosed, NotFound, Overloaded, RequestError
 
@@ -63,6 +64,14 @@ class Call:
     """What `{id}` of the pattern matched."""
     headers: dict[str, str] = field(default_factory=dict)
     """Sent with the answer, streamed or not."""
+
+    stream: EventStream | None = None
+    """The streamed answer, once a handler began one: what fails after its first byte becomes its last event."""
+
+    def events(self) -> EventStream:
+        """The answer as a stream of events."""
+        self.stream = EventStream(self.request, self.headers)
+        return self.stream
 
     def json(self, value: object, status: int = 200) -> web.Response:
         """A struct or plain data as the whole answer."""
@@ -159,8 +168,12 @@ class Dispatcher:
         except Exception:
             log.exception("request %s failed", call.request_id)
             info = InternalError("an internal error occurred; the server's log has it under this request id").info
+        if call.stream is not None and call.stream.started:
+            return await call.stream.fail(info)
         response = error_response(info)
         response.headers.update(call.headers)
+        if "Connection" in call.headers:
+            response.force_close()
         return response
 
 

@@ -83,7 +83,7 @@ async def server_info(call: Call) -> web.StreamResponse:
                 **msgspec.to_builtins(stats),
             }
         ],
-        "actors": msgspec.to_builtins(gateway.actors()),
+        "actors": [msgspec.structs.asdict(actor) for actor in gateway.actors()],
     }
     return call.json(info)
 

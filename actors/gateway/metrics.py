@@ -102,7 +102,20 @@ class Metrics:
 
     def render(self) -> bytes:
         """The exposition text."""
-        return generate_latest(self.registry)
+        return generate_latest(_WithoutCreated(self.registry))
+
+
+class _WithoutCreated(CollectorRegistry):
+    """A registry without the `_created` series, which would double the size of the text for nobody."""
+
+    def __init__(self, inner: CollectorRegistry) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def collect(self) -> Iterator[Metric]:
+        for family in self._inner.collect():
+            family.samples = [s for s in family.samples if not s.name.endswith("_created")]
+            yield family
 
 
 class NodeCollector(Collector):

@@ -41,7 +41,7 @@ class EventStream:
         return self.response.prepared
 
     async def send(self, data: bytes) -> None:
-        """Write events (bytes from `event`, joined). Raises ConnectionError when the client has gone."""
+        """Write events (bytes from `event`, joined; none: the headers only). Raises ConnectionError when the client left."""
         if not self.response.prepared:
             await self.response.prepare(self._request)
         if data:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import aiohttp
 from aiohttp import web
@@ -17,6 +17,7 @@ from fakes.fake_client import FakeEngine
 from radixcast.actors.gateway.http import Dispatcher, HttpServer
 from radixcast.actors.gateway.routes import ROUTES
 from radixcast.actors.gateway.service import Gateway
+from radixcast.actors.local import LocalNode
 from radixcast.protocols.internal import ActorState, NodeState
 from radixcast.protocols.model import ModelConfig, ModelSpec
 from radixcast.protocols.server_args import ServerArgs
@@ -79,19 +80,27 @@ class Answer:
         return [json.loads(p[6:], parse_constant=lambda name: 1 / 0) for p in parts[:-2]]
 
 
-@dataclass
-class Http:
-    """A client of the gateway under test."""
+class HttpClient:
+    """A client of a gateway on a port of 127.0.0.1: `async with HttpClient(port) as http:`."""
 
-    url: str
-    port: int
-    gateway: Gateway
-    engine: FakeEngine
-    session: aiohttp.ClientSession = field(repr=False)
+    node: LocalNode
+    """The node behind it, where a test has one."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self._session: aiohttp.ClientSession
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._session.close()
 
     async def request(self, method: str, path: str, **kwargs: Any) -> Answer:
         """Send and read everything."""
-        async with self.session.request(method, self.url + path, **kwargs) as response:
+        async with self._session.request(method, self.url + path, **kwargs) as response:
             body = await response.read()
             return Answer(response.status, {k.lower(): v for k, v in response.headers.items()}, body)
 
@@ -103,11 +112,19 @@ class Http:
         """POST JSON."""
         return await self.request("POST", path, json=body, **kwargs)
 
-    async def opened(self, count: int) -> None:
-        """Wait until the engine has `count` open outputs."""
-        async with asyncio.timeout(10):
-            while len(self.engine.open) != count:  # noqa: ASYNC110  # a fake that nobody notifies
-                await asyncio.sleep(0.005)
+    async def until(self, question: Callable[[], Awaitable[bool]], seconds: float = 20.0) -> None:
+        """Ask again and again until the answer is yes."""
+        async with asyncio.timeout(seconds):
+            while not await question():  # noqa: ASYNC110  # the server is asked from outside, it notifies nobody
+                await asyncio.sleep(0.01)
+
+    async def until_ready(self) -> None:
+        """Wait for /ready."""
+
+        async def ready() -> bool:
+            return (await self.get("/ready")).status == 200
+
+        await self.until(ready)
 
     async def raw(self, data: bytes) -> bytes:
         """Bytes over a socket of their own; what comes back until the server closes."""
@@ -118,6 +135,21 @@ class Http:
             return await asyncio.wait_for(reader.read(), 10)
         finally:
             writer.close()
+
+
+class Http(HttpClient):
+    """A client, with the gateway and the fake engine that it talks to at hand."""
+
+    def __init__(self, port: int, gateway: Gateway, engine: FakeEngine) -> None:
+        super().__init__(port)
+        self.gateway = gateway
+        self.engine = engine
+
+    async def opened(self, count: int) -> None:
+        """Wait until the engine has `count` open outputs."""
+        async with asyncio.timeout(10):
+            while len(self.engine.open) != count:  # noqa: ASYNC110  # a fake that nobody notifies
+                await asyncio.sleep(0.005)
 
 
 @asynccontextmanager
@@ -136,7 +168,7 @@ async def serving(engine: FakeEngine | None = None, state: str | None = "ready",
     port = sock.getsockname()[1]
     await web.SockSite(runner, sock).start()
     try:
-        async with aiohttp.ClientSession() as session:
-            yield Http(f"http://127.0.0.1:{port}", port, gateway, engine, session)
+        async with Http(port, gateway, engine) as http:
+            yield http
     finally:
         await runner.cleanup()

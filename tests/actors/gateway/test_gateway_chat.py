@@ -134,6 +134,15 @@ async def test_an_error_in_mid_stream_is_the_last_event() -> None:
     assert whole.error["type"] == "internal_error"
 
 
+async def test_a_fault_of_ours_in_mid_stream_is_the_last_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as http:
+        monkeypatch.setattr("radixcast.actors.gateway.work.Tally.usage", lambda self: 1 // 0)
+        answer = await http.post("/v1/chat/completions", body(stream=True, stream_options={"include_usage": True}))
+    assert answer.status == 200
+    assert answer.events[-1]["error"]["type"] == "internal_error"
+    assert not http.engine.open
+
+
 async def test_what_the_engine_is_asked() -> None:
     messages = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": [{"type": "text", "text": "x"}]}]
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
