@@ -7,17 +7,19 @@ from typing import Any
 
 import pytest
 
-from fakes.plan_executor import EOS, PlanExecutor, expected_output
+from fakes.plan_executor import EOS, SPOILT, PlanExecutor, expected_output
 from fakes.scheduler_world import World, config, submit
 from radixcast.actors.scheduler.policy import AGEING
 from radixcast.actors.scheduler.scheduler import SOLO_FAILURES, Scheduler
 from radixcast.protocols.buffers import pack_ids, unpack_ids
+from radixcast.protocols.errors import ErrorInfo
 from radixcast.protocols.internal import (
     END_EOS,
     END_ERROR,
     END_LENGTH,
     AbortOf,
     Open,
+    RowEnd,
     RowLogprobs,
     StepResult,
     TokenDeltas,
@@ -636,3 +638,61 @@ def test_a_result_that_answers_nothing_fails_the_step_only() -> None:
     world.executor = PlanExecutor(256)
     world.run()
     world.check_output(request)
+
+
+def test_a_page_written_by_two_plans_goes_when_the_first_fails() -> None:
+    """Plan 1 writes three slots of a page, plan 2 the fourth and publishes it; the request is gone when plan 1 fails."""
+    world = big(page_size=4, chunked_prefill_size=3)
+    world.submit(submit("a", PREFIX[:20], 1))
+    assert world.plan()
+    assert world.plan()
+    world.scheduler.abort(AbortOf(rid="a"), 0.0)
+    world.hear(world.scheduler.drain())
+    assert world.scheduler.stats(0.0).cached_tokens == 4
+    world.result(fail=True)
+    assert world.scheduler.stats(0.0).cached_tokens == 0
+    world.run()
+    request = submit("b", PREFIX[:20], 8)
+    world.submit(request)
+    world.run()
+    assert world.outputs["b"].cached == 0
+    world.check_output(request)
+    world.at_rest()
+
+
+def test_what_a_broken_row_would_have_written_is_not_shared() -> None:
+    """The row ends in plan 1, so its chunk in plan 2 is never computed; a request that built on it starts again."""
+    world = big(chunked_prefill_size=16, depth=3)
+    world.submit(submit("a", PREFIX[:40], 1))
+    assert world.plan()
+    assert world.plan()
+    follower = submit("b", [*PREFIX[:32], 7], 8)
+    world.submit(follower)
+    assert world.plan()
+    first = world.executor.queue[0]
+    world.executor.step()
+    world.executor.rows[0].ended = True
+    world.executor.memory[world.executor.memory == -1] = SPOILT  # what was never written is garbage, too
+    end = RowEnd(row=0, reason=END_ERROR, error=ErrorInfo("NaN", status=500))
+    zeros = pack_ids([0] * (len(first.rows) // 4))
+    world.hear(world.scheduler.apply(StepResult(number=first.number, appended=zeros, tokens=b"", ends=[end]), 0.0))
+    world.run()
+    world.check_output(follower)
+    assert world.outputs["b"].finished
+    world.at_rest()
+
+
+def test_a_prompt_that_loses_its_row_to_a_decode_is_planned_no_more() -> None:
+    """Decodes need the last slots in the same plan in which a half-computed prompt was to go on."""
+    world = World.make(config(total_tokens=40, conservativeness=0.01, chunked_prefill_size=6, depth=1))
+    requests = [submit(f"r{i}", [1 + i], 38, min_new=38, seed=i) for i in range(2)]
+    requests.append(submit("long", [9] * 30, 2))
+    for request in requests:
+        world.submit(request)
+    for _ in range(400):
+        world.step()
+        world.audit()
+    world.run()
+    for request in requests:
+        world.check_output(request)
+    world.at_rest()
