@@ -90,6 +90,7 @@ async def test_welcome_and_questions(node: FakeNode, client: EngineClient) -> No
 
 async def test_stream_is_contiguous_and_joins_to_the_whole(node: FakeNode, client: EngineClient) -> None:
     collector, pieces = Collector(), 0
+    node.step_seconds = 0.002
     async with client.submit(ask("s", 50)) as stream:
         async for delta in stream:
             assert delta.token_offset == collector.journal.token_count
