@@ -684,7 +684,7 @@ def test_what_a_broken_row_would_have_written_is_not_shared() -> None:
 
 def test_a_prompt_that_loses_its_row_to_a_decode_is_planned_no_more() -> None:
     """Decodes need the last slots in the same plan in which a half-computed prompt was to go on."""
-    world = World.make(config(total_tokens=40, conservativeness=0.01, chunked_prefill_size=6, depth=1))
+    world = World.make(config(total_tokens=40, conservativeness=0.01, chunked_prefill_size=6))
     requests = [submit(f"r{i}", [1 + i], 38, min_new=38, seed=i) for i in range(2)]
     requests.append(submit("long", [9] * 30, 2))
     for request in requests:
