@@ -211,6 +211,11 @@ class World:
             assert got == want[: output.text_end], (request.rid, got, want)
 
 
+def big(**changes: Any) -> World:
+    """A world with room for everything."""
+    return World.make(config(**{"total_tokens": 20_000, "max_running": 64, "chunked_prefill_size": 512, **changes}))
+
+
 def random_prompt(rng: random.Random, stems: list[list[int]], longest: int) -> list[int]:
     """A prompt that may share a stem, or a part of one, with others."""
     stem = rng.choice(stems)
