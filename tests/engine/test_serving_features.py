@@ -93,7 +93,7 @@ def test_text_does_not_depend_on_company(server: Server) -> None:
 def test_openai_client(server: Server) -> None:
     client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
     case = next(c for c in REFERENCE if c["kind"] == "chat")
-    messages: Any = [{"role": "user", "content": case["prompt"]}]
+    messages: Any = case["messages"]
     plain = client.chat.completions.create(model="smollm2", messages=messages, temperature=0, max_tokens=64)
     assert plain.choices[0].message.content == case["output_text"]
     stream = client.chat.completions.create(model="smollm2", messages=messages, temperature=0, max_tokens=64, stream=True)

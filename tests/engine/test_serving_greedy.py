@@ -68,8 +68,8 @@ def test_prompt_text_and_chat_give_the_reference_ids(server: Server) -> None:
         assert answer["meta_info"]["prompt_tokens"] == len(case["prompt_ids"])
     chats = [c for c in REFERENCE if c["kind"] == "chat"][:2]
     for case in chats:
-        messages = [{"role": "user", "content": case["prompt"]}]
-        answer = server.post("/v1/chat/completions", {"messages": messages, "temperature": 0, "max_tokens": 64})
+        body = {"messages": case["messages"], "temperature": 0, "max_tokens": 64}
+        answer = server.post("/v1/chat/completions", body)
         assert answer["choices"][0]["message"]["content"] == case["output_text"]
         assert answer["usage"]["prompt_tokens"] == len(case["prompt_ids"])
 
