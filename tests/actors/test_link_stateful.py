@@ -83,9 +83,9 @@ class LossyLinks(RuleBasedStateMachine):
         if copies > 1:
             wire.insert(len(wire) // 2, frame)
 
-    @rule(count=st.integers(0, 3))
-    def exchange(self, count: int) -> None:
-        """Both speak, and a while nothing goes wrong; copies of what was said stay in the wires."""
+    @rule(count=st.integers(0, 3), copied=st.booleans())
+    def exchange(self, count: int, copied: bool) -> None:
+        """Both speak, and a while nothing goes wrong; copies of what was said may stay in the wires."""
         for side in self.sides:
             for _ in range(count):
                 side.say()
@@ -94,7 +94,17 @@ class LossyLinks(RuleBasedStateMachine):
                 frames = self.sides[1 - to].link.outgoing(self.now)
                 for frame in frames:
                     self.receive(to, frame)
-                self.wires[to] += frames[-count:] if count else []
+                self.wires[to] += frames[-count:] if count and copied else []
+
+    @rule(side=SIDES)
+    def lose_all(self, side: int) -> None:
+        self.wires[side] = []
+
+    @rule(side=SIDES, count=st.integers(1, 4))
+    def say_into_the_void(self, side: int, count: int) -> None:
+        """What is said now is lost, and nothing said later shows the gap by itself."""
+        self.say(side, count)
+        self.sides[side].link.outgoing(self.now)
 
     @rule(side=SIDES)
     def deliver_all(self, side: int) -> None:
@@ -162,30 +172,37 @@ class LossyLinks(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """The channel heals: everything arrives, and the links fall silent."""
-        for turn in range(43):
-            if turn < 40:
-                self.sides[0].link.ping()  # the keep-alive: only so does an idle side learn that its peer started anew
+        self.heal()
+        mutual = [side.link.peer_epoch == self.sides[1 - side.number].link.epoch for side in self.sides]
+        if all(mutual):
+            self.everything_has_arrived()
+        self.sides[0].link.ping()  # the keep-alive: only so does an idle side learn that its peer started anew
+        self.heal()
+        for side in self.sides:
+            assert side.link.state is State.UP
+            assert side.link.peer_epoch == self.sides[1 - side.number].link.epoch
+        self.everything_has_arrived()
+        for side in self.sides:  # and they carry again
+            side.say()
+        self.heal()
+        self.everything_has_arrived()
+
+    def heal(self) -> None:
+        for _ in range(25):
             for to in (0, 1):
                 wire, self.wires[to] = self.wires[to] + self.sides[1 - to].link.outgoing(self.now), []
                 for frame in wire:
                     self.receive(to, frame)
             self.pass_time(0.5)
+
+    def everything_has_arrived(self) -> None:
         for side in self.sides:
-            assert side.link.state is State.UP
             assert side.link.unacknowledged == 0
             assert self.heard[1 - side.number].get(side.session, 0) == side.sent.get(side.session, 0)
-            assert side.link.peer_epoch == self.sides[1 - side.number].link.epoch
             assert not side.link.outgoing(self.now)
-        for side in self.sides:  # and they carry again
-            side.say()
-        for to in (0, 1):
-            for frame in self.sides[1 - to].link.outgoing(self.now):
-                self.receive(to, frame)
-        for side in self.sides:
-            assert self.heard[1 - side.number][side.session] == side.sent[side.session]
 
 
 LossyLinks.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=600, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )
 TestLossyLinks = LossyLinks.TestCase
