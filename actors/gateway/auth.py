@@ -5,7 +5,7 @@
     admin    --admin-api-key when one is set, else --api-key
 
 Without a key the door is the address: on a loopback address the Host header must name a loopback host and a browser's
-Origin must be one too (a foreign page that rebinds its DNS name gets 403); on any other address admin routes are closed.
+Origin must be one too (a foreign page, also one that rebinds its DNS name, gets 403); on any other address admin routes are closed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from urllib.parse import urlsplit
 
 from radixcast.protocols.errors import Forbidden, Unauthorized
 from radixcast.protocols.server_args import ServerArgs
+
+
+_UNSPECIFIED = ("0.0.0.0", "::")
+"""Addresses that programs dial to mean this machine; being no names, they can't be rebound."""
 
 
 class Level(Enum):
@@ -78,11 +82,13 @@ def is_loopback(host: str) -> bool:
 
 def _check_browser(headers: Mapping[str, str]) -> None:
     host = headers.get("Host")
-    if host and not is_loopback(_hostname(f"//{host}")):
+    if host and not (is_loopback(name := _hostname(f"//{host}")) or name in _UNSPECIFIED):
         raise Forbidden("the Host header must name a loopback host, or the server needs an --api-key", code="foreign_host")
     origin = headers.get("Origin")
     if origin and not is_loopback(_hostname(origin)):
         raise Forbidden("requests from other origins are refused, or the server needs an --api-key", code="foreign_origin")
+    if headers.get("Sec-Fetch-Site") == "cross-site" and headers.get("Sec-Fetch-Mode") != "navigate":
+        raise Forbidden("another site's page may not call this server without a key", code="foreign_origin")
 
 
 def _hostname(url: str) -> str:

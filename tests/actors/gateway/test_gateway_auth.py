@@ -96,7 +96,11 @@ async def test_a_foreign_origin_is_refused_without_a_key() -> None:
             assert answer.error["code"] == "foreign_origin"
         for origin in ("http://localhost:3000", "http://127.0.0.1:8080", "http://[::1]"):
             assert (await http.post("/v1/completions", {"prompt": "x"}, headers={"Origin": origin})).status == 200
-        for host in ("localhost", "localhost:1", "[::1]:30000", "127.0.0.1"):
+        image = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"}
+        assert (await http.get("/flush_cache", headers=image)).error["code"] == "foreign_origin"
+        link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+        assert (await http.get("/", headers=link)).status == 200
+        for host in ("localhost", "localhost:1", "[::1]:30000", "127.0.0.1", "0.0.0.0:30000"):
             assert (await http.get("/v1/models", headers={"Host": host})).status == 200
 
 
