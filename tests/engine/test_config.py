@@ -165,7 +165,7 @@ def by_type(field: Any) -> st.SearchStrategy[Any]:
     if isinstance(kind, msgspec.inspect.FloatType):
         return st.floats(allow_nan=False, allow_infinity=False, width=32)
     if isinstance(kind, msgspec.inspect.LiteralType):
-        return st.sampled_from(sorted(kind.values))
+        return st.sampled_from(sorted(kind.values, key=str))
     return st.text(st.characters(codec="ascii", exclude_characters="\0"), min_size=1, max_size=8)
 
 

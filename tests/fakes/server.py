@@ -91,7 +91,8 @@ class Server:
     def children(self) -> list[psutil.Process]:
         """The actor processes."""
         assert self.process is not None
-        return psutil.Process(self.process.pid).children(recursive=True)
+        found: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
+        return found
 
     def request(self, path: str, body: Any = None, timeout: float = 300.0, **headers: str) -> tuple[int, Any]:
         """One request (POST when there is a body) -> (status, parsed JSON or text)."""
