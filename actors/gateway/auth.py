@@ -5,7 +5,8 @@
     admin    --admin-api-key when one is set, else --api-key
 
 Without a key the door is the address: on a loopback address the Host header must name a loopback host and a browser's
-Origin must be one too (a foreign page, also one that rebinds its DNS name, gets 403); on any other address admin routes are closed.
+Origin must be one too (a foreign page, also one that rebinds its DNS name, gets 403); on any other address admin routes are
+closed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from urllib.parse import urlsplit
 
 from radixcast.protocols.errors import Forbidden, Unauthorized
 from radixcast.protocols.server_args import ServerArgs
-
 
 _UNSPECIFIED = ("0.0.0.0", "::")
 """Addresses that programs dial to mean this machine; being no names, they can't be rebound."""
