@@ -297,11 +297,8 @@ class Link:
 
     def _transmit(self, frames: list[Frame], now: float) -> None:
         self.resent_frames += max(0, self._high - self._next + 1)
-        window, epoch, peer_epoch, received = self._window, self.epoch, self.peer_epoch, self._received
-        for seq in range(self._next, self._sent + 1):
-            message = window[seq]
-            header = Header(PROTOCOL_VERSION, Kind.DATA, epoch, peer_epoch, seq, received)
-            frames.append(Frame(header, message.payload, message.buffers))
+        todo = range(self._next, self._sent + 1)
+        frames.extend(Frame(self._header(Kind.DATA, seq), *self._window[seq]) for seq in todo)
         self._next = self._sent + 1
         self._high = self._sent
         self._acknowledged()
@@ -343,11 +340,8 @@ class Link:
         if not known or self.state is State.IDLE:
             self.stale_frames += 1
             return
-        own_is_stale = header.seq > self.epoch
-        if own_is_stale:
-            self._floor = header.epoch
-        else:  # the peer has left that epoch: what still comes under it is late
-            self._floor = header.epoch + 1
+        told_stale = header.seq > self.epoch  # else the peer has left its epoch, and what still comes under it is late
+        self._floor = header.epoch if told_stale else header.epoch + 1
         self._restart("reset by the peer", header.seq, tell=False)
 
     def _on_ack(self, ack: int, now: float) -> None:
