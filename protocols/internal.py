@@ -2,8 +2,8 @@
 
     tokenizer ──► scheduler       Submit, AbortOf, ControlOf
     scheduler ──► tokenizer       SubmitRefused, ControlDone, Capacity
-    scheduler ──► model_runner    StepPlan
-    model_runner ──► scheduler    Capacity, StepResult
+    scheduler ──► model_runner    GrammarPrepare, StepPlan
+    model_runner ──► scheduler    Capacity, GrammarReady, StepResult
     scheduler ──► detokenizer     Open, TokenDeltas
     detokenizer ──► scheduler     Finished
     supervisor ──► any actor      Shutdown, NodeState
@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from radixcast.protocols.errors import ErrorInfo
+from radixcast.protocols.grammar import GrammarSpec
 from radixcast.protocols.public import Logprobs, SchedulerStats
 from radixcast.protocols.sampling import SamplingParams
 
@@ -60,6 +61,8 @@ class Submit(Internal, frozen=True, tag="Submit"):
     depth: int = 0
     return_prompt_ids: bool = False
     return_text_in_logprobs: bool = False
+    grammar: GrammarSpec | None = None
+    """What the output must match; proven to compile."""
 
 
 class AbortOf(Internal, frozen=True, tag="AbortOf"):
@@ -161,6 +164,25 @@ class StepPlan(Internal, frozen=True, tag="StepPlan"):
     """int32: rows to forget, before `opens` are done."""
 
 
+class GrammarPrepare(Internal, frozen=True, tag="GrammarPrepare"):
+    """Build this grammar beside the steps and keep it; answered by GrammarReady, at once when it is there already.
+
+    A grammar is kept at least until every row that was opened with it is closed, and is then dropped by size and age; the
+    scheduler asks again for each request.
+    """
+
+    spec: GrammarSpec
+
+
+class GrammarReady(Internal, frozen=True, tag="GrammarReady"):
+    """The grammar called `key` can be used by rows of plans sent from now on; or `error` says why not."""
+
+    key: str
+    error: ErrorInfo | None = None
+    seconds: float = 0.0
+    """Time that building took; 0 when it was there."""
+
+
 class RowEnd(Internal, frozen=True):
     """Why the runner ended a row."""
 
@@ -198,6 +220,8 @@ class StepResult(Internal, frozen=True, tag="StepResult"):
     forward_seconds: float = 0.0
     wait_seconds: float = 0.0
     """How long the runner had been idle, waiting for this plan."""
+    forced: bytes = b""
+    """int32 [R]: how many of `appended` the grammar forced (jump-forward); empty: none."""
 
 
 # ------------------------------------------------------------------ scheduler <-> detokenizer
@@ -254,6 +278,8 @@ class TokenDeltas(Internal, frozen=True, tag="TokenDeltas"):
     retractions: bytes = b""
     ends: list[DeltaEnd] = []
     logprobs: list[DeltaLogprobs] = []
+    forced: bytes = b""
+    """int32 [R]: forced tokens of each request so far, told again each time; empty: unchanged."""
 
 
 class Finished(Internal, frozen=True, tag="Finished"):
@@ -323,7 +349,8 @@ class NodeState(Internal, frozen=True, tag="NodeState"):
 
 TokenizerToScheduler = Submit | AbortOf | ControlOf
 SchedulerToTokenizer = SubmitRefused | ControlDone | Capacity
-RunnerToScheduler = Capacity | StepResult
+SchedulerToRunner = StepPlan | GrammarPrepare
+RunnerToScheduler = Capacity | StepResult | GrammarReady
 SchedulerToDetokenizer = Open | TokenDeltas
 SupervisorToActor = Shutdown | NodeState
 ActorToSupervisor = Ready | Heartbeat | Failed

@@ -192,6 +192,12 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     forward_seconds_total: float = 0.0
     repaired_total: int = 0
     """Bookkeeping slips found and mended."""
+    grammar_queued: int = 0
+    """Requests waiting for their grammar."""
+    grammars_total: int = 0
+    grammar_hits_total: int = 0
+    """Requests whose grammar the runner had already."""
+    forced_tokens_total: int = 0
 
 
 TokenizerToClient = Welcome | Refused | TokenizeReply | DetokenizeReply | ControlReply
@@ -214,6 +220,8 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     completion_tokens: int
     cached_tokens: int = 0
     retractions: int = 0
+    forced_tokens: int = 0
+    """Output tokens that the grammar forced, appended without sampling (jump-forward)."""
 
 
 class Logprobs(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -15,6 +15,9 @@ import msgspec
 from radixcast.protocols import limits
 from radixcast.protocols.errors import InvalidRequest
 
+CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag", "choices")
+"""Fields of which at most one may be set."""
+
 GREEDY_BELOW = 1e-5
 """A temperature up to this is greedy: dividing logits by less only adds rounding noise."""
 
@@ -68,6 +71,8 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     json_schema: str | None = None
     ebnf: str | None = None
     structural_tag: str | None = None
+    choices: tuple[str, ...] = ()
+    """The output is exactly one of these strings."""
 
     @property
     def greedy(self) -> bool:
@@ -77,7 +82,7 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     @property
     def constraint(self) -> str | None:
         """The name of the grammar field that is set, or None."""
-        return next((f for f in ("json_schema", "regex", "ebnf", "structural_tag") if getattr(self, f)), None)
+        return next((f for f in CONSTRAINTS if getattr(self, f)), None)
 
 
 def parse(data: Mapping[str, Any], *, prefix: str = "sampling_params.") -> SamplingParams:
@@ -144,7 +149,7 @@ def check(params: SamplingParams, *, prefix: str = "sampling_params.", spelled: 
     )
     need(len(params.stop_token_ids) <= limits.MAX_STOP_TOKEN_IDS, "stop_token_ids", f"at most {limits.MAX_STOP_TOKEN_IDS} ids")
     _check_bias(params, prefix)
-    set_ = [f for f in ("json_schema", "regex", "ebnf", "structural_tag") if getattr(params, f)]
+    set_ = [f for f in CONSTRAINTS if getattr(params, f)]
     if len(set_) > 1:
         raise InvalidRequest(f"only one constraint may be set, got {' and '.join(set_)}", param=prefix + set_[1])
 

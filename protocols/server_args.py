@@ -105,6 +105,22 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         int, flag("retract a running request every N steps (a test of ours; 0: never)", group="schedule")
     ] = 0
 
+    grammar_backend: Annotated[
+        Literal["auto", "llguidance", "outlines"],
+        flag("auto: outlines for regular expressions within a budget, llguidance for all else", group="grammar"),
+    ] = "auto"
+    grammar_timeout: Annotated[float, flag("seconds that compiling one grammar may take", group="grammar")] = 10.0
+    grammar_lenient: Annotated[
+        bool, flag("ignore schema keywords that can't be enforced instead of refusing them", group="grammar")
+    ] = False
+    disable_jump_forward: Annotated[bool, flag("sample forced text token by token", group="grammar")] = False
+    constrained_json_whitespace_pattern: Annotated[
+        str | None, flag("regular expression of the whitespace between JSON tokens", group="grammar")
+    ] = None
+    constrained_json_disable_any_whitespace: Annotated[
+        bool, flag("compact JSON: no whitespace between JSON tokens", group="grammar")
+    ] = False
+
     max_restarts: Annotated[
         int, flag("restarts of one actor within --restart-window before the node gives up", group="faults")
     ] = 3
@@ -151,5 +167,6 @@ def check(args: ServerArgs) -> None:
     need(args.schedule_conservativeness > 0, "schedule_conservativeness", "> 0")
     need(args.shutdown_timeout >= 0, "shutdown_timeout", ">= 0")
     need(args.max_connections >= 1, "max_connections", ">= 1")
+    need(args.grammar_timeout > 0, "grammar_timeout", "> 0")
     if args.zmq_endpoint and not args.zmq_endpoint.startswith(("ipc://", "tcp://")):
         raise StartupError(f"--zmq-endpoint must be ipc://PATH or tcp://HOST:PORT, got {args.zmq_endpoint}")
