@@ -13,8 +13,11 @@ from radixcast.protocols.errors import InvalidRequest
 
 
 class GrammarError(InvalidRequest):
-    """A grammar can't be used. `code` is one of unsupported_schema_keyword, invalid_schema, unsatisfiable_schema, invalid_regex,
-    invalid_grammar, grammar_too_large, grammar_timeout; `param` points at the place (a JSON pointer for schemas)."""
+    """A grammar can't be used.
+
+    `code` is one of unsupported_schema_keyword, invalid_schema, unsatisfiable_schema, invalid_regex, invalid_grammar,
+    grammar_too_large, grammar_timeout; `param` points at the place (a JSON pointer for schemas).
+    """
 
     code = "invalid_grammar"
 
