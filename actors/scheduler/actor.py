@@ -30,6 +30,7 @@ from radixcast.protocols.internal import (
     ControlDone,
     ControlOf,
     Finished,
+    GrammarReady,
     RunnerToScheduler,
     StepResult,
     Submit,
@@ -150,6 +151,9 @@ class SchedulerActor(Actor):
         self.progress += 1
         if self._scheduler is not None:
             self._untold.extend(self._scheduler.apply(message, time.monotonic()))
+
+    def on_GrammarReady(self, message: GrammarReady, peer: str) -> None:
+        """A grammar was built, or can't be."""
 
     def on_Finished(self, message: Finished, peer: str) -> None:
         """Texts have ended: their requests are released."""
