@@ -128,6 +128,7 @@ def native_dict(
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "cached_tokens": usage.cached_tokens,
+        "forced_tokens": usage.forced_tokens,
         "num_retractions": usage.retractions,
         "weight_version": weight_version,
         "e2e_latency": e2e_latency,

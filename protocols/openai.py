@@ -64,6 +64,9 @@ _SAMPLING = (
     "ebnf",
     "json_schema",
     "structural_tag",
+    "choices",
+    "jump_forward",
+    "json_whitespace",
 )
 
 _MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -108,6 +111,10 @@ class CommonRequest(msgspec.Struct, frozen=True, kw_only=True):
     ebnf: str | None = None
     json_schema: str | dict[str, Any] | bool | None = None
     structural_tag: str | dict[str, Any] | None = None
+    choices: list[str] | None = None
+    """The output is exactly one of these texts."""
+    jump_forward: bool | None = None
+    json_whitespace: str | None = None
     response_format: dict[str, Any] | None = None
     priority: int | None = None
     cache_salt: str | None = None
@@ -240,10 +247,13 @@ def sampling_of(request: ChatRequest | CompletionRequest, defaults: Mapping[str,
             given["max_tokens"] = request.max_tokens
     else:
         given["max_tokens"] = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens
-    given.update(_constraint_of(request.response_format))
-    for name in ("regex", "ebnf", "json_schema", "structural_tag"):
-        if given.get(name) == "":
+    for name in sampling.CONSTRAINTS:
+        if given.get(name) in ("", []):
             del given[name]
+    for name, text in _constraint_of(request.response_format).items():
+        if set_ := next((other for other in sampling.CONSTRAINTS if other in given), None):
+            raise InvalidRequest(f"only one constraint may be set, got {set_} and response_format", param="response_format")
+        given[name] = text
     return sampling.parse(given, prefix="")
 
 
@@ -286,11 +296,11 @@ def _check_top_logprobs(value: int | None, field: str) -> None:
         raise InvalidRequest(f"{field} must be in [0, {limits.MAX_TOP_LOGPROBS}], got {value}", param=field)
 
 
-def _constraint_of(response_format: Mapping[str, Any] | None) -> dict[str, Any]:
-    """`response_format` as a field of SamplingParams."""
+def _constraint_of(response_format: Mapping[str, Any] | None) -> dict[str, str]:
+    """`response_format` as a field of SamplingParams. Raises InvalidRequest."""
     if response_format is None:
         return {}
-    kind = response_format.get("type")
+    kind, where = response_format.get("type"), "response_format"
     if kind == "text":
         return {}
     if kind == "json_object":
@@ -298,13 +308,21 @@ def _constraint_of(response_format: Mapping[str, Any] | None) -> dict[str, Any]:
     if kind == "json_schema":
         wrapper = response_format.get("json_schema")
         schema = wrapper.get("schema") if isinstance(wrapper, Mapping) else None
+        where = "response_format.json_schema.schema"
         if not isinstance(schema, Mapping | bool):
-            raise InvalidRequest(
-                "response_format.json_schema.schema must be a JSON schema", param="response_format.json_schema.schema"
-            )
-        return {"json_schema": msgspec.json.encode(schema).decode()}
+            raise InvalidRequest(f"{where} must be a JSON schema", param=where)
+        return {"json_schema": sampling.json_text(schema, where)}
     if kind == "structural_tag":
-        return {"structural_tag": msgspec.json.encode(response_format).decode()}
-    raise InvalidRequest(
-        "response_format.type must be text, json_object, json_schema or structural_tag", param="response_format.type"
-    )
+        _check_structural_tag(response_format)
+        return {"structural_tag": sampling.json_text(response_format, where)}
+    raise InvalidRequest(f"{where}.type must be text, json_object, json_schema or structural_tag", param=f"{where}.type")
+
+
+def _check_structural_tag(tag: Mapping[str, Any]) -> None:
+    """Either SGLang's older `structures` and `triggers`, or a `format` tree; what is in them is the grammar's to check."""
+    if isinstance(tag.get("format"), Mapping):
+        return
+    for name in ("structures", "triggers"):
+        if not isinstance(tag.get(name), list):
+            where = f"response_format.{name}"
+            raise InvalidRequest(f"a structural_tag has a format, or structures and triggers; {where} is no list", param=where)

@@ -16,6 +16,13 @@ class PromptTokensDetails(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
 
 
+class CompletionTokensDetails(msgspec.Struct, frozen=True):
+    """Always there."""
+
+    forced_tokens: int = 0
+    """Output tokens that a grammar forced, appended without sampling (jump-forward)."""
+
+
 class UsageInfo(msgspec.Struct, frozen=True):
     """Tokens of one body: a prompt counts once however many choices it has."""
 
@@ -23,6 +30,7 @@ class UsageInfo(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails = CompletionTokensDetails()
     reasoning_tokens: int = 0
 
 
@@ -140,11 +148,12 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     metadata: dict[str, Any] | None = None
 
 
-def usage_info(prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> UsageInfo:
+def usage_info(prompt_tokens: int, completion_tokens: int, cached_tokens: int, forced_tokens: int = 0) -> UsageInfo:
     """Counts -> usage."""
     return UsageInfo(
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
         total_tokens=prompt_tokens + completion_tokens,
         prompt_tokens_details=PromptTokensDetails(cached_tokens),
+        completion_tokens_details=CompletionTokensDetails(forced_tokens),
     )

@@ -6,9 +6,10 @@ spellings (`max_tokens`, `min_tokens`, `sampling_seed`). One function checks the
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -17,6 +18,9 @@ from radixcast.protocols.errors import InvalidRequest
 
 CONSTRAINTS = ("json_schema", "regex", "ebnf", "structural_tag", "choices")
 """Fields of which at most one may be set."""
+
+ANY_JSON = "$$ANY$$"
+"""`json_schema` of SGLang's clients that allows any JSON value."""
 
 GREEDY_BELOW = 1e-5
 """A temperature up to this is greedy: dividing logits by less only adds rounding noise."""
@@ -73,6 +77,10 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True, om
     structural_tag: str | None = None
     choices: tuple[str, ...] = ()
     """The output is exactly one of these strings."""
+    jump_forward: bool = True
+    """Append text that the constraint forces without a forward pass each; the server may have it off for all."""
+    json_whitespace: Literal["flexible", "compact"] | None = None
+    """Between JSON tokens: at most what a pretty printer makes, or none; None: as the server is set."""
 
     @property
     def greedy(self) -> bool:
@@ -186,12 +194,27 @@ def _normalise(name: str, value: Any, where: str) -> Any:
         ids = [value] if isinstance(value, int) else value
         return [i for i in ids if i is not None] if isinstance(ids, list) else ids
     if name == "json_schema" and isinstance(value, dict | bool):
-        return msgspec.json.encode(value).decode()
+        return json_text(value, where)
+    if name == "json_schema" and value == ANY_JSON:
+        return "{}"
     if name == "structural_tag" and isinstance(value, dict):
-        return msgspec.json.encode(value).decode()
+        return json_text(value, where)
+    if name == "choices" and isinstance(value, str):
+        return [value]
     if name == "seed" and isinstance(value, float):
         raise InvalidRequest(f"seed must be an integer, got {value}", param=where)
     return value
+
+
+def json_text(value: Any, where: str) -> str:
+    """A schema that came as JSON data, as the text that is compiled; order kept, integers of any size.
+
+    Raises InvalidRequest naming `where`.
+    """
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (RecursionError, TypeError, ValueError) as error:
+        raise InvalidRequest(f"{where} can't be written as JSON: {error}", param=where) from None
 
 
 def _field_of(message: str) -> str:

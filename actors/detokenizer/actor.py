@@ -100,7 +100,8 @@ class DetokenizerActor(Actor):
         self.progress += len(tokens)
 
     def _take_counts(self, message: TokenDeltas, handles: list[int]) -> None:
-        for field, data in (("cached", message.cached), ("retractions", message.retractions)):
+        told = (("cached", message.cached), ("retractions", message.retractions), ("forced", message.forced))
+        for field, data in told:
             for handle, value in zip(handles, unpack_ids(data).tolist(), strict=False):
                 if output := self._outputs.get(handle):
                     setattr(output, field, value)

@@ -35,6 +35,8 @@ class Output:
         """Set at the end; nothing is taken afterwards."""
         self.cached = 0
         self.retractions = 0
+        self.forced = 0
+        """Tokens that the grammar forced; some may lie behind a stop and not count."""
         self._opened = opened
         self._table = table
         self._keep_stop = opened.sampling.no_stop_trim
@@ -125,6 +127,7 @@ class Output:
                 completion_tokens=self.position,
                 cached_tokens=self.cached,
                 retractions=self.retractions,
+                forced_tokens=min(self.forced, self.position),
             ),
             finish=self.finish,
         )

@@ -33,7 +33,7 @@ _Numbers = dict[str, tuple[str, Callable[[SchedulerStats], float]]]
 _GAUGES: _Numbers = {
     "num_running_reqs": ("requests in the running batch", lambda s: s.running),
     "num_queue_reqs": ("requests waiting", lambda s: s.queued),
-    "num_grammar_queue_reqs": ("requests waiting for a grammar", lambda s: 0),
+    "num_grammar_queue_reqs": ("requests waiting for a grammar", lambda s: s.grammar_queued),
     "num_retracted_reqs": ("requests waiting after a retraction", lambda s: s.retracted),
     "num_used_tokens": ("KV slots held by running requests", lambda s: s.locked_tokens),
     "kv_used_tokens": ("KV slots held by running requests", lambda s: s.locked_tokens),
@@ -58,6 +58,9 @@ _COUNTERS: _Numbers = {
     "scheduler_steps": ("plans sent to the runner", lambda s: s.steps),
     "forward_execution_seconds": ("seconds of forward passes", lambda s: s.forward_seconds_total),
     "device_wait_seconds": ("seconds the runner had no plan while requests ran", lambda s: s.device_wait_seconds_total),
+    "num_grammar": ("grammars asked of the runner", lambda s: s.grammars_total),
+    "num_grammar_cache_hit": ("of those, the ones that it had already", lambda s: s.grammar_hits_total),
+    "forced_tokens": ("output tokens that a grammar forced (jump-forward)", lambda s: s.forced_tokens_total),
     "repaired_slips": ("bookkeeping slips found and mended", lambda s: s.repaired_total),
 }
 

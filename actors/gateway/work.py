@@ -84,6 +84,7 @@ class Tally:
         self._prompt = [0] * sum(choices)
         self._cached: list[int | None] = [None] * sum(choices)
         self._completion = [0] * sum(choices)
+        self._forced = [0] * sum(choices)
 
     def note(self, index: int, delta: TextDelta) -> None:
         """Take the counts of a piece of output `index`."""
@@ -95,6 +96,7 @@ class Tally:
         """Take the counts of output `index` as the node tells them."""
         self._prompt[index] = usage.prompt_tokens
         self._cached[index] = usage.cached_tokens
+        self._forced[index] = usage.forced_tokens
         if final:
             self._completion[index] = usage.completion_tokens
 
@@ -105,7 +107,7 @@ class Tally:
             prompt += max(self._prompt[at : at + n], default=0)
             cached += min((c for c in self._cached[at : at + n] if c is not None), default=0)
             at += n
-        return usage_info(prompt, sum(self._completion), cached)
+        return usage_info(prompt, sum(self._completion), cached, sum(self._forced))
 
 
 class _Timer:

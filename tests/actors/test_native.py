@@ -228,6 +228,7 @@ def test_answer() -> None:
             "prompt_tokens": 3,
             "completion_tokens": 2,
             "cached_tokens": 1,
+            "forced_tokens": 0,
             "num_retractions": 4,
             "weight_version": "v2",
             "e2e_latency": 0.5,

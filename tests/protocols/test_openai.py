@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -74,8 +75,57 @@ def test_constraints() -> None:
     assert sampling_of(completion(json_schema={"type": "string"}), {}).json_schema == '{"type":"string"}'
     tag = {"type": "structural_tag", "structures": [], "triggers": []}
     assert sampling_of(chat(response_format=tag), {}).constraint == "structural_tag"
-    with pytest.raises(InvalidRequest):
-        sampling_of(chat(regex="a", response_format={"type": "json_object"}), {})
+    assert sampling_of(chat(choices=["yes", "no"]), {}).choices == ("yes", "no")
+    assert sampling_of(chat(choices=[], json_schema=""), {}).constraint is None
+    assert sampling_of(completion(json_schema={}), {}).json_schema == "{}"
+    assert sampling_of(completion(json_schema="$$ANY$$"), {}).json_schema == "{}"
+
+
+def test_both_forms_of_a_structural_tag() -> None:
+    older = {"type": "structural_tag", "structures": [{"begin": "<f>", "schema": {}, "end": "</f>"}], "triggers": ["<f"]}
+    newer = {"type": "structural_tag", "format": {"type": "const_string", "value": "x"}}
+    for tag in (older, newer):
+        assert json.loads(sampling_of(chat(response_format=tag), {}).structural_tag or "") == tag
+    for tag, param in (({}, "structures"), ({"structures": []}, "triggers"), ({"format": "x"}, "structures")):
+        with pytest.raises(InvalidRequest) as error:
+            sampling_of(chat(response_format={"type": "structural_tag", **tag}), {})
+        assert error.value.info.param == f"response_format.{param}"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"regex": "a", "response_format": {"type": "json_object"}},
+        {"json_schema": {"type": "string"}, "response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+        {"json_schema": {}, "ebnf": 'root ::= "a"'},
+        {"choices": ["a"], "regex": "a"},
+    ],
+)
+def test_two_constraints_are_one_too_many(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="only one constraint"):
+        sampling_of(chat(**fields), {})
+    with pytest.raises(InvalidRequest, match="only one constraint"):
+        sampling_of(completion(**fields), {})
+
+
+def test_a_format_of_text_is_no_constraint() -> None:
+    assert sampling_of(chat(regex="a", response_format={"type": "text"}), {}).constraint == "regex"
+
+
+def test_a_schema_keeps_its_order_and_its_numbers() -> None:
+    schema = {"properties": {"z": {"maximum": 10**30}, "a": {"multipleOf": 0.1}, "Ü": {}}, "type": "object"}
+    text = sampling_of(chat(json_schema=schema), {}).json_schema
+    wrapped = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    assert text == sampling_of(chat(response_format=wrapped), {}).json_schema
+    assert text == '{"properties":{"z":{"maximum":1' + "0" * 30 + '},"a":{"multipleOf":0.1},"Ü":{}},"type":"object"}'
+
+
+def test_whitespace_and_jump_forward_of_one_request() -> None:
+    params = sampling_of(chat(json_schema={}, json_whitespace="compact", jump_forward=False), {})
+    assert (params.json_whitespace, params.jump_forward) == ("compact", False)
+    with pytest.raises(InvalidRequest) as error:
+        sampling_of(chat(json_whitespace="none"), {})
+    assert error.value.info.param == "json_whitespace"
 
 
 def test_ignored_fields_are_listed_once_and_only_when_set() -> None:

@@ -39,6 +39,12 @@ def test_null_max_new_tokens_means_to_the_end() -> None:
         ({"logit_bias": {"5": 1}}, "logit_bias", {5: 1.0}),
         ({"temperature": 0}, "temperature", 0.0),
         ({"json_schema": {"type": "object"}}, "json_schema", '{"type":"object"}'),
+        ({"json_schema": "$$ANY$$"}, "json_schema", "{}"),
+        ({"json_schema": True}, "json_schema", "true"),
+        ({"structural_tag": {"format": {}}}, "structural_tag", '{"format":{}}'),
+        ({"choices": ["b", "a"]}, "choices", ("b", "a")),
+        ({"choices": "b"}, "choices", ("b",)),
+        ({"json_whitespace": "compact"}, "json_whitespace", "compact"),
         ({"seed": 2**64 - 1}, "seed", 2**64 - 1),
     ],
 )

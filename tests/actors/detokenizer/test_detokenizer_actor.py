@@ -14,7 +14,7 @@ from radixcast.actors.detokenizer.actor import GONE_SECONDS, DetokenizerActor
 from radixcast.actors.setup import SCHEDULER
 from radixcast.protocols.buffers import pack_ids, unpack_ids
 from radixcast.protocols.errors import InternalError, StartupError
-from radixcast.protocols.internal import END_EOS, END_ERROR, END_LENGTH, DeltaEnd, Finished, Open, TokenDeltas
+from radixcast.protocols.internal import END_EOS, END_ERROR, END_GRAMMAR, END_LENGTH, DeltaEnd, Finished, Open, TokenDeltas
 from radixcast.protocols.public import EndAck, Finish, TextDelta
 from radixcast.protocols.sampling import SamplingParams
 
@@ -97,6 +97,17 @@ async def test_one_step_one_delta_for_each_output(actor: Quiet) -> None:
     assert finished(actor.take()) == {2: 3}
     await actor.say(EndAck(rid="r2"), "client:a")
     assert actor.stats()["outputs"] == 1
+
+
+async def test_forced_tokens_are_counted_as_far_as_the_text_counts(actor: Quiet) -> None:
+    await actor.say(open_of(1), SCHEDULER)
+    await actor.say(open_of(2, sampling=SamplingParams(stop=("c",))), SCHEDULER)
+    await actor.say(deltas({1: "abc", 2: "abcde"}, forced=pack_ids([2, 4])), SCHEDULER)
+    assert [(m.rid, m.usage.forced_tokens) for m in actor.take(TextDelta)] == [("r1", 2), ("r2", 3)]
+    await actor.say(deltas({1: "d"}, {1: END_GRAMMAR}), SCHEDULER)
+    (last,) = actor.take(TextDelta)
+    assert (last.text, last.usage.completion_tokens, last.usage.forced_tokens) == ("d", 4, 2)
+    assert last.finish == Finish(reason="stop", matched=None)
 
 
 async def test_text_end_is_told_once_and_later_tokens_are_ignored(actor: Quiet) -> None:

@@ -35,6 +35,7 @@ async def test_whole_answer() -> None:
         "completion_tokens": 3,
         "total_tokens": 8,
         "prompt_tokens_details": {"cached_tokens": 3},
+        "completion_tokens_details": {"forced_tokens": 0},
         "reasoning_tokens": 0,
     }
     assert reply["metadata"] == {"weight_version": "default"}
