@@ -65,3 +65,15 @@ MAX_TEMPLATE_SECONDS = 5.0
 
 MAX_ZMQ_FRAMES = 16
 """Frames of one ZMQ message."""
+
+MAX_GRAMMAR_BYTES = 512 << 10
+"""Text of one constraint (UTF-8 bytes)."""
+
+MAX_GRAMMAR_DEPTH = 128
+"""Nesting of a schema's JSON, and of groups in a grammar."""
+
+MAX_ENUM_VALUES = 20_000
+"""Values of all `enum`s of one schema, and rules of one grammar."""
+
+MAX_SCHEMA_NODES = 50_000
+"""Subschemas of one schema, counting those that a keyword is rewritten to."""
