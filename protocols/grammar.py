@@ -13,6 +13,9 @@ import msgspec
 
 GrammarKind = Literal["json_schema", "regex", "ebnf", "structural_tag", "choices"]
 
+GRAMMAR_MISSING = "grammar_missing"
+"""`code` of the error of a row whose grammar the runner has dropped since it was ready: the scheduler asks again."""
+
 
 class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, omit_defaults=True):
     """One constraint. Equal specs have equal keys; the text is never re-sorted, as property order is part of a schema."""

@@ -1,7 +1,7 @@
 """SchedulerActor: moves messages between its three peers and the pure Scheduler.
 
-    tokenizer ──► Submit, AbortOf, ControlOf        StepPlan ──► model_runner
-              ◄── SubmitRefused, ControlDone,                ◄── Capacity, StepResult
+    tokenizer ──► Submit, AbortOf, ControlOf   GrammarPrepare, StepPlan ──► model_runner
+              ◄── SubmitRefused, ControlDone,                ◄── Capacity, GrammarReady, StepResult
                   Capacity                     Open, TokenDeltas ──► detokenizer
                                                              ◄── Finished
 
@@ -41,6 +41,9 @@ from radixcast.protocols.internal import (
 FLUSH_PATIENCE_SECONDS = 1.0
 """How long flush_cache waits for requests that are just ending before it is refused."""
 
+GRAMMAR_CHECK_SECONDS = 1.0
+"""Between two looks at the patience of requests that wait for a grammar."""
+
 BACKLOG = 64
 """Messages for the detokenizer that may wait before planning stops."""
 
@@ -68,6 +71,10 @@ class SchedulerActor(Actor):
         """What the detokenizer has not been sent yet."""
         self._detokenizer_lost = False
         self._checked_at = 0
+
+    async def start(self) -> None:
+        """Begin to look after requests that wait for a grammar."""
+        self.spawn(self._mind_grammars(), "grammars")
 
     # ---------------------------------------------------------------- from the tokenizer
 
@@ -153,7 +160,10 @@ class SchedulerActor(Actor):
             self._untold.extend(self._scheduler.apply(message, time.monotonic()))
 
     def on_GrammarReady(self, message: GrammarReady, peer: str) -> None:
-        """A grammar was built, or can't be."""
+        """A grammar was built, or can't be: who waits for it may run, or ends."""
+        self.progress += 1
+        if self._scheduler is not None:
+            self._scheduler.grammar_ready(message)
 
     def on_Finished(self, message: Finished, peer: str) -> None:
         """Texts have ended: their requests are released."""
@@ -172,6 +182,7 @@ class SchedulerActor(Actor):
         scheduler = self._scheduler
         if scheduler is None:
             return
+        self._ask_for_grammars(scheduler)
         self._untold.extend(scheduler.drain())
         while self._may_plan() and (plan := scheduler.schedule(time.monotonic())) is not None:
             if not self.send(MODEL_RUNNER, plan):
@@ -181,6 +192,20 @@ class SchedulerActor(Actor):
         if not scheduler.busy and scheduler.meter.steps != self._checked_at:
             self._checked_at = scheduler.meter.steps
             scheduler.maintain()
+
+    def _ask_for_grammars(self, scheduler: Scheduler) -> None:
+        if not self._runner_ready or not self.writable(MODEL_RUNNER):
+            return
+        for prepare in scheduler.asks(time.monotonic()):
+            if not self.send(MODEL_RUNNER, prepare):
+                self._lose_runner("a grammar could not be asked for")
+
+    async def _mind_grammars(self) -> None:
+        """Without plans there are no results to wake us: who waits too long for a grammar must be told all the same."""
+        while True:
+            await asyncio.sleep(GRAMMAR_CHECK_SECONDS)
+            if self._scheduler is not None and self._scheduler.busy:
+                self.call_soon_threadsafe(_nothing)  # after_batch follows
 
     def _may_plan(self) -> bool:
         return self._runner_ready and len(self._untold) < BACKLOG and self.writable(MODEL_RUNNER) and self.writable(DETOKENIZER)
@@ -215,11 +240,11 @@ class SchedulerActor(Actor):
     # ---------------------------------------------------------------- for the supervisor
 
     async def on_error(self, error: Exception, message: msgspec.Struct, peer: str) -> None:
-        """A Submit that we stumble over is refused; a result or a capacity that we can't take in ends the actor."""
+        """A Submit that we stumble over is refused; what the runner says and we can't take in ends the actor."""
         await super().on_error(error, message, peer)
         if isinstance(message, Submit):
             self._refuse(message, InternalError("the scheduler could not take the request").info)
-        elif isinstance(message, StepResult | Capacity):
+        elif isinstance(message, StepResult | Capacity | GrammarReady):
             raise error
 
     async def drain(self, seconds: float) -> None:
@@ -231,13 +256,17 @@ class SchedulerActor(Actor):
     def busy(self) -> bool:
         """Whether it is our turn: requests are there, and nobody else is being waited for."""
         scheduler = self._scheduler
-        return scheduler is not None and scheduler.busy and not scheduler.plans_in_flight and self._may_plan()
+        return scheduler is not None and scheduler.plannable and not scheduler.plans_in_flight and self._may_plan()
 
     def stats(self) -> dict[str, float]:
         """SchedulerStats, for heartbeats and metrics."""
         if self._scheduler is None:
             return {"queued": float(len(self._early))}
         return {k: float(v) for k, v in msgspec.structs.asdict(self._scheduler.stats(time.monotonic())).items()}
+
+
+def _nothing() -> None:
+    """An empty piece of mail."""
 
 
 def _names(abort: AbortOf, submit: Submit) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from radixcast.actors.scheduler.request import Request
 from radixcast.protocols.errors import ContextLengthExceeded, ErrorInfo, InvalidRequest
-from radixcast.protocols.internal import END_EOS, END_LENGTH, END_STOP_ID
+from radixcast.protocols.grammar import GRAMMAR_MISSING
+from radixcast.protocols.internal import END_EOS, END_LENGTH, END_STOP_ID, RowEnd
 
 
 def misfit(request: Request, context_length: int, pool_tokens: int) -> ErrorInfo | None:
@@ -35,3 +36,8 @@ def ended_before(request: Request) -> tuple[int, int] | None:
         if last in request.submit.stop_ids:
             return END_STOP_ID, last
     return (END_LENGTH, -1) if request.known >= request.max_position else None
+
+
+def lacks_grammar(request: Request, end: RowEnd) -> bool:
+    """Whether a row could not be opened because the runner has dropped its grammar since it said that it was ready."""
+    return bool(request.grammar_key) and end.error is not None and end.error.code == GRAMMAR_MISSING

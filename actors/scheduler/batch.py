@@ -59,7 +59,6 @@ class Draft:
         "_slot_counts",
         "_slots",
         "cached_tokens",
-        "chunks",
         "counts",
         "lives",
         "new_tokens",
@@ -77,8 +76,6 @@ class Draft:
         """`life` of each request: a result counts only as long as it is the same."""
         self.rows: list[int] = []
         self.counts: list[int] = []
-        self.chunks: list[int] = []
-        """Known tokens among `counts`; 0 for a row that runs ahead of its results."""
         self.samples: list[bool] = []
         """Whether the row reaches its last known token, so that a new one is sampled."""
         self.opens: list[RowOpen] = []
@@ -100,7 +97,6 @@ class Draft:
         self.lives.append(request.life)
         self.rows.append(request.row)
         self.counts.append(count)
-        self.chunks.append(chunk)
         self._slot_counts.append(max(0, upto - request.sent))
         if upto > request.sent:
             self._slots.append(request.slots[request.sent : upto])

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from radixcast.protocols.internal import Capacity
+from radixcast.actors.scheduler.grammar_gate import ASKS
+from radixcast.protocols.internal import Capacity, Submit
 from radixcast.protocols.server_args import Eviction, Policy, ServerArgs
 
 CHUNK_CPU, CHUNK_CUDA = 512, 8192
 """Default prompt tokens a step: about what one forward does in the time that a reader of a stream does not notice."""
+
+GRAMMAR_SLACK = 10.0
+"""Seconds: the runner tells itself when a grammar takes too long; this is for one that does not answer at all."""
+
+JUMP_TOKENS = 8
+"""Tokens that a grammar may force in one step: KV slots for as many a plan in flight stay with each such row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +44,21 @@ class SchedulerConfig:
     """A row is in at most one of row_gap + 1 consecutive plans, unless the earlier one has come back already."""
     draft: int = 1
     """Most tokens that a row may append in one step."""
+    jump: int = JUMP_TOKENS
+    """The same for a row with a grammar, whose forced text needs no forward pass for each token."""
+    grammar_patience: float = 60.0
+    """Seconds that the runner may take to answer for one grammar."""
     force_retract_interval: int = 0
     decode_log_interval: int = 40
     seed: int = 0
     """Of the random policy."""
     strict: bool = False
     """Raise on bookkeeping slips (tests)."""
+
+    def draft_of(self, submit: Submit) -> int:
+        """Most tokens that a step may append to this request's row."""
+        jumps = submit.grammar is not None and submit.sampling.jump_forward
+        return max(self.draft, self.jump if jumps else 1)
 
     @classmethod
     def resolve(cls, args: ServerArgs, capacity: Capacity) -> SchedulerConfig:
@@ -65,6 +81,8 @@ class SchedulerConfig:
             max_prefill_tokens=args.max_prefill_tokens,
             max_queued=args.max_queued_requests,
             depth=1 if args.disable_overlap_schedule else 2,
+            jump=1 if args.disable_jump_forward else JUMP_TOKENS,
+            grammar_patience=ASKS * args.grammar_timeout + GRAMMAR_SLACK,
             force_retract_interval=args.force_retract_interval,
             decode_log_interval=args.decode_log_interval,
             seed=args.random_seed or 0,

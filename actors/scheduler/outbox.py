@@ -20,6 +20,7 @@ class StepOutput:
     def __init__(self, result: StepResult) -> None:
         self.result = result
         self.appended: list[int] = unpack_ids(result.appended).tolist()
+        self.forced: list[int] = unpack_ids(result.forced).tolist() if result.forced else [0] * len(self.appended)
         self.tokens: Int32Array = unpack_ids(result.tokens)
         self.requests: list[Request] = []
         self.counts: list[int] = []
@@ -106,6 +107,7 @@ class Outbox:
         if not output.requests:
             return
         retractions = [r.retractions for r in output.requests]
+        forced = [r.forced for r in output.requests]
         self._events.append(
             TokenDeltas(
                 handles=pack_ids([r.handle for r in output.requests]),
@@ -115,6 +117,7 @@ class Outbox:
                 retractions=pack_ids(retractions) if any(retractions) else b"",
                 ends=output.ends,
                 logprobs=logprobs,
+                forced=pack_ids(forced) if any(forced) else b"",
             )
         )
 

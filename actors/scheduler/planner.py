@@ -11,6 +11,7 @@ Knows nothing about results, clients or the detokenizer.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 
@@ -118,20 +119,20 @@ class Planner:
             if request.flights and request.flights[-1] >= gate:
                 continue
             remaining = request.known - request.computed - request.planned
-            if remaining > 1:
+            if remaining > 1 and (remaining > request.draft or request.known == request.life_start):
                 prompts.append(request)
-            elif remaining == 1 or request.known + request.sampling_flights < request.max_position:
+            elif remaining >= 1 or request.known + request.sampling_flights < request.max_position:
                 decodes.append(request)
         tokens = self._add_decodes(draft, decodes)
-        self._add_prompts(draft, prompts, self._chunk_budget(tokens), suspects)
+        self._add_prompts(draft, prompts, self._chunk_budget(tokens, len(draft.requests)), suspects)
 
     # ---------------------------------------------------------------- decodes
 
     def _add_decodes(self, draft: Draft, decodes: list[Request]) -> int:
-        """Returns the tokens used."""
-        most, k = self._config.max_step_tokens, self._config.draft
-        if most and len(decodes) * k > most:
-            decodes = sorted(decodes, key=lambda r: r.last_plan)[: max(1, most // k)]
+        """Returns the most tokens that they may compute."""
+        most = self._config.max_step_tokens
+        if most and sum(self._decode_count(r) for r in decodes) > most:
+            decodes = self._first_that_fit(decodes, most)
         wanted = self._decode_pages(decodes)
         need = sum(wanted)
         while need * self._memory.page_size > self._memory.available:
@@ -156,10 +157,19 @@ class Planner:
             tokens += count
         return tokens
 
-    def _decode_count(self, request: Request) -> int:
-        if self._config.draft == 1:
+    def _first_that_fit(self, decodes: list[Request], most: int) -> list[Request]:
+        """Those who have waited longest, `most` tokens of them; one at least."""
+        ordered = sorted(decodes, key=lambda r: r.last_plan)
+        totals = itertools.accumulate(self._decode_count(r) for r in ordered)
+        return ordered[: max(1, sum(total <= most for total in totals))]
+
+    @staticmethod
+    def _decode_count(request: Request) -> int:
+        """Tokens that the row may compute and append: no more than can still come, no less than wait to be computed."""
+        if request.draft == 1:
             return 1
-        return max(1, min(self._config.draft, request.max_position - request.known - request.sampling_flights))
+        room = request.max_position - request.known - request.sampling_flights
+        return max(1, min(request.draft, max(room, request.remaining)))
 
     def _decode_pages(self, decodes: list[Request]) -> list[int]:
         pages = []
@@ -170,10 +180,13 @@ class Planner:
 
     # ---------------------------------------------------------------- prompts
 
-    def _chunk_budget(self, decode_tokens: int) -> int:
-        """Prompt tokens of this step: the chunk size less the decodes, but a quarter of it at least."""
+    def _chunk_budget(self, decode_tokens: int, decodes: int) -> int:
+        """Prompt tokens of this step: the chunk size less the decodes, but a quarter of it at least.
+
+        A row that may append forced text mostly computes one token all the same, so it is counted as one.
+        """
         chunk = self._config.chunked_prefill_size
-        budget = NO_LIMIT if chunk < 0 else max(chunk - decode_tokens, chunk // 4, 1)
+        budget = NO_LIMIT if chunk < 0 else max(chunk - decodes * self._config.draft, chunk // 4, 1)
         if self._config.max_step_tokens:
             budget = min(budget, self._config.max_step_tokens - decode_tokens)
         return max(0, budget)

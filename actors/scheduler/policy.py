@@ -22,9 +22,11 @@ import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
+from radixcast.actors.scheduler.grammar_gate import GrammarGate
 from radixcast.actors.scheduler.memory import KvMemory
 from radixcast.actors.scheduler.radix_cache import Node
 from radixcast.actors.scheduler.request import Request
+from radixcast.protocols.errors import ErrorInfo
 from radixcast.protocols.server_args import Policy
 
 AGEING = 8
@@ -36,6 +38,8 @@ class WaitingQueue:
     """Keeps arrival order; `candidates` applies policy, priority and ageing."""
 
     def __init__(self, policy: Policy, *, priorities: bool = False, seed: int = 0) -> None:
+        self.gate = GrammarGate()
+        """Requests that can't be looked at yet, because the runner does not have their grammar."""
         self._policy = policy
         self._priorities = priorities
         self._random = random.Random(seed)
@@ -55,8 +59,10 @@ class WaitingQueue:
         return len(self._retracted)
 
     def push(self, request: Request, *, retracted: bool = False) -> None:
-        """Add at the end, or among the retracted ones in order of arrival."""
-        if retracted:
+        """Add at the end, or among the retracted ones in order of arrival; or hold until its grammar is there."""
+        if request.grammar_key and not request.grammar_ready:
+            self.gate.hold(request, retracted=retracted)
+        elif retracted:
             self._retracted[request.handle] = request
             self._retracted = dict(sorted(self._retracted.items()))
         else:
@@ -66,6 +72,17 @@ class WaitingQueue:
         """Take out, whether it is in or not."""
         self._new.pop(request.handle, None)
         self._retracted.pop(request.handle, None)
+        if request.grammar_key:
+            self.gate.remove(request)
+
+    def runner_lost(self) -> tuple[list[Request], ErrorInfo]:
+        """No grammar is there any more: who counted on one is held again. Returns who is refused, and why."""
+        refused = self.gate.runner_lost()
+        for waiting, retracted in ((self._retracted, True), (self._new, False)):
+            for request in [r for r in waiting.values() if r.grammar_key]:
+                del waiting[request.handle]
+                self.gate.hold(request, retracted=retracted)
+        return refused
 
     def admitted(self, request: Request) -> None:
         """Take out because it got a row; drives ageing."""

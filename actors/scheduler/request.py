@@ -44,10 +44,14 @@ class Request:
     __slots__ = (
         "cached",
         "computed",
+        "draft",
         "end",
         "error",
         "failures",
         "flights",
+        "forced",
+        "grammar_key",
+        "grammar_ready",
         "handle",
         "known",
         "kv_cap",
@@ -103,6 +107,11 @@ class Request:
         """Failed steps that it was in alone."""
         self.suspect_at = -1
         """>= 0: it was in a failed step and runs alone until it knows more than so many tokens."""
+        self.grammar_key = submit.grammar.key if submit.grammar is not None else ""
+        self.draft = 1
+        """Most tokens that a step may append; the scheduler sets it."""
+        self.forced = 0
+        """Output tokens that the grammar forced."""
         self.end: tuple[int, int] | None = None
         """(END_* reason or 0, token) once ended."""
         self.error: ErrorInfo | None = None
@@ -123,6 +132,8 @@ class Request:
         self.planned = 0
         self.flights: list[int] = []
         """Plans in flight that it is in."""
+        self.grammar_ready = False
+        """The runner that would run it has its grammar."""
         self.sampling_flights = 0
         """Of those, the ones that append at least one token (or find the row ended)."""
         self.last_plan = -1
@@ -193,4 +204,5 @@ class Request:
             logprob_start=self.logprob_start,
             top_logprobs=s.top_logprobs,
             logprob_token_ids=s.logprob_token_ids,
+            grammar=self.grammar_key,
         )

@@ -17,7 +17,9 @@ import logging
 from collections import deque
 from collections.abc import Iterable
 
-from radixcast.actors.scheduler.admission import ended_before, misfit
+import msgspec
+
+from radixcast.actors.scheduler.admission import ended_before, lacks_grammar, misfit
 from radixcast.actors.scheduler.batch import Draft, RunningBatch
 from radixcast.actors.scheduler.config import SchedulerConfig
 from radixcast.actors.scheduler.kv_slots import Slips
@@ -28,17 +30,13 @@ from radixcast.actors.scheduler.policy import WaitingQueue
 from radixcast.actors.scheduler.registry import Claim, Registry
 from radixcast.actors.scheduler.request import Request, State
 from radixcast.actors.scheduler.stats import Meter
-from radixcast.protocols.errors import (
-    DuplicateRequest,
-    ErrorInfo,
-    InternalError,
-    Overloaded,
-    RequestAborted,
-)
+from radixcast.protocols.errors import DuplicateRequest, ErrorInfo, InternalError, Overloaded, RequestAborted
 from radixcast.protocols.internal import (
     END_ERROR,
     AbortOf,
     DeltaEnd,
+    GrammarPrepare,
+    GrammarReady,
     StepPlan,
     StepResult,
     Submit,
@@ -82,6 +80,7 @@ class Scheduler:
             slips=self.slips,
         )
         self._batch = RunningBatch(config.max_running)
+        self._waiting.gate.patience = config.grammar_patience
         self._planner = Planner(config, self.memory, self._batch, self._waiting, self._suspects, self._reclaim_ended)
 
     # ---------------------------------------------------------------- requests
@@ -96,6 +95,11 @@ class Scheduler:
         """Whether requests wait or run (not: wait for the detokenizer)."""
         return len(self._registry) > len(self._ended)
 
+    @property
+    def plannable(self) -> bool:
+        """Whether some of them wait for nobody but the next plan (not: for a grammar)."""
+        return len(self._registry) > len(self._ended) + len(self._waiting.gate)
+
     def submit(self, submit: Submit, now: float) -> ErrorInfo | None:
         """Queue a request. Returns why not, or None: it is queued, or was already (a repetition)."""
         claim, live = self._registry.claim(submit, now)
@@ -109,7 +113,8 @@ class Scheduler:
         error = misfit(request, self.config.context_length, self.memory.pool.total_tokens)
         if error is not None:
             return error
-        queued = len(self._waiting)
+        request.draft = self.config.draft_of(submit)
+        queued = len(self._waiting) + len(self._waiting.gate)
         if live is None and queued + len(self._batch) >= self.config.max_running + self.config.max_queued:
             return Overloaded(
                 f"the queue is full: {queued} requests wait", retry_after=self.meter.retry_after(queued, now)
@@ -163,7 +168,7 @@ class Scheduler:
             return None
         self._next_plan += 1
         self._flights.append(draft)
-        self._log(draft, now)
+        self.meter.log(draft, self.memory, self._batch, self._waiting, self.config.decode_log_interval, now)
         return draft.plan(self._batch.take_closed())
 
     def apply(self, result: StepResult, now: float) -> list[Event]:
@@ -172,7 +177,10 @@ class Scheduler:
             return self.drain()  # of a plan that was given up with its runner
         draft = self._flights.popleft()
         error = result.error
-        if result.number != draft.number or (error is None and len(result.appended) != 4 * len(draft.rows)):
+        rows = 4 * len(draft.rows)
+        if result.number != draft.number or (
+            error is None and (len(result.appended) != rows or len(result.forced) not in (0, rows))
+        ):
             self.slips.report(f"result {result.number} ({len(result.appended) // 4} rows) does not answer plan {draft.number}")
             error = InternalError("the runner's result does not answer its plan").info
         self.meter.steps += 1
@@ -194,33 +202,34 @@ class Scheduler:
         output = StepOutput(result)
         ends = {end.row: end for end in result.ends}
         broken = False
-        columns = (draft.requests, draft.lives, draft.rows, draft.counts, draft.chunks, draft.samples, output.appended)
-        for request, life, row, count, chunk, samples, appended in zip(*columns, strict=True):
+        columns = (draft.requests, draft.lives, draft.rows, draft.counts, draft.samples, output.appended, output.forced)
+        for request, life, row, count, samples, appended, forced in zip(*columns, strict=True):
             end = ends.get(row) if ends else None
-            if (
-                end is not None
-                and end.reason == END_ERROR
-                and (request.life == life or request.end or request.state is State.GONE)
-            ):
-                self.memory.fail_row(request, draft.number)  # (a request that has started again has nothing of this row left)
+            if end is not None and end.reason == END_ERROR:  # (of an earlier life, too: what it published may be in the tree)
+                self.memory.fail_row(request, draft.number)
                 broken = True
             if request.life != life:
                 output.skip(appended)
                 continue
             request.flights.remove(draft.number)
             tokens = output.take(request, row, appended)
-            if appended:
-                request.append(tokens)
             if request.state is State.RUNNING:
                 request.planned -= count
                 request.sampling_flights -= samples
-                if appended:
-                    request.computed = request.known - 1
+                if appended:  # all that was known is computed; so are drafts, but not what the grammar forced
+                    request.computed = request.known + max(0, appended - forced - 1)
                 elif end is None or end.reason != END_ERROR:
-                    request.computed += chunk
+                    request.computed += min(count, request.known - request.computed)
+            if appended:
+                request.append(tokens)
+                request.forced += forced
+                self.meter.forced += forced
             if request.suspect_at >= 0 and request.known > request.suspect_at:
                 request.suspect_at = -1
-            if end is not None:
+            if end is not None and lacks_grammar(request, end) and request.failures < SOLO_FAILURES:
+                request.failures += 1
+                self._restart([request])
+            elif end is not None:
                 self._end(request, end.reason, end.token)
                 output.end(request, self._delta_end(request, end.error))
             elif request.state is State.DRAINING and not request.flights:
@@ -264,6 +273,24 @@ class Scheduler:
                 self.memory.release(request, request.computed)
                 self._batch.close(request)
             self._planner.requeue(request)
+
+    # ---------------------------------------------------------------- grammars
+
+    def asks(self, now: float) -> list[GrammarPrepare]:
+        """Grammars to ask the runner for, now that it can be told."""
+        late, error = self._waiting.gate.overdue(now)
+        for request in late:
+            self._fail(request, error)
+        return self._waiting.gate.asks(now)
+
+    def grammar_ready(self, message: GrammarReady) -> None:
+        """The runner has a grammar, or says why it never will."""
+        for request, retracted in self._waiting.gate.answer(message):
+            if message.error is not None:
+                self._fail(request, message.error)
+            else:
+                request.grammar_ready = True
+                self._waiting.push(request, retracted=retracted)
 
     # ---------------------------------------------------------------- ends
 
@@ -329,7 +356,11 @@ class Scheduler:
             request.forget_kv()
             request.life += 1
         self._set_up(config or self.config)
+        refused, why = self._waiting.runner_lost()
+        for request in refused:
+            self._fail(request, why)
         for request in requests:
+            request.draft = self.config.draft_of(request.submit)
             if request.state in (State.RUNNING, State.DRAINING):
                 request.row = -1
                 self._planner.requeue(request)
@@ -358,42 +389,11 @@ class Scheduler:
 
     def stats(self, now: float) -> SchedulerStats:
         """Numbers of this moment."""
-        memory, meter = self.memory, self.meter
-        free, cached = memory.pool.free_tokens, memory.tree.evictable
-        return SchedulerStats(
-            running=len(self._batch),
-            queued=len(self._waiting),
-            retracted=self._waiting.retracted,
-            total_tokens=memory.pool.total_tokens,
-            free_tokens=free,
-            cached_tokens=cached,
-            locked_tokens=memory.pool.total_tokens - free - cached,
-            steps=meter.steps,
+        stats = self.meter.stats(self.memory, self._batch, self._waiting, now)
+        return msgspec.structs.replace(
+            stats,
             plans_in_flight=len(self._flights),
-            prompt_tokens_total=meter.prompt_tokens,
-            cached_tokens_total=meter.cached_tokens,
-            generation_tokens_total=meter.generated,
-            requests_total=meter.requests,
-            aborted_total=meter.aborted,
             retractions_total=self._retractions_before + self._planner.retractions,
-            evicted_tokens_total=memory.evicted_total,
-            cache_hit_rate=meter.hit_rate(),
-            cache_hit_rate_window=meter.hit_rate_window(now),
-            gen_throughput=meter.throughput(now),
             new_token_ratio=self._planner.ratio.value,
-            device_wait_seconds_total=meter.wait_seconds,
-            forward_seconds_total=meter.forward_seconds,
             repaired_total=self.slips.count,
         )
-
-    def _log(self, draft: Draft, now: float) -> None:
-        if not logger.isEnabledFor(logging.INFO):
-            return
-        total = self.memory.pool.total_tokens
-        used = total - self.memory.available
-        usage, running, queued = used / total, len(self._batch), len(self._waiting)
-        if draft.new_tokens or draft.opens:
-            pending = sum(r.remaining for r in self._batch if r.remaining > 1)
-            logger.info("%s", self.meter.prefill_line(draft, usage, running, queued, pending, now))
-        elif draft.number % self.config.decode_log_interval == 0:
-            logger.info("%s", self.meter.decode_line(used, usage, running, queued, now))

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 
-from radixcast.actors.scheduler.batch import Draft
+from radixcast.actors.scheduler.batch import Draft, RunningBatch
+from radixcast.actors.scheduler.memory import KvMemory
+from radixcast.actors.scheduler.policy import WaitingQueue
 from radixcast.actors.scheduler.request import Request
+from radixcast.protocols.public import SchedulerStats
+
+logger = logging.getLogger("radixcast.scheduler")
 
 HIT_WINDOW_SECONDS = 60.0
 RATE_WINDOW_SECONDS = 5.0
@@ -54,6 +60,7 @@ class Meter:
         self.generated = 0
         self.forward_seconds = 0.0
         self.wait_seconds = 0.0
+        self.forced = 0
         self._hits = Window(HIT_WINDOW_SECONDS)
         self._out = Window(RATE_WINDOW_SECONDS)
         self._in = Window(RATE_WINDOW_SECONDS)
@@ -92,6 +99,49 @@ class Meter:
         """Seconds until a queue of this length has probably moved on."""
         rate = self._ends.rate(now)
         return float(min(60.0, max(1.0, queued / rate if rate else 1.0)))
+
+    def stats(self, memory: KvMemory, batch: RunningBatch, waiting: WaitingQueue, now: float) -> SchedulerStats:
+        """What can be told of these; the scheduler adds the rest."""
+        free, cached, gate = memory.pool.free_tokens, memory.tree.evictable, waiting.gate
+        return SchedulerStats(
+            running=len(batch),
+            queued=len(waiting),
+            retracted=waiting.retracted,
+            total_tokens=memory.pool.total_tokens,
+            free_tokens=free,
+            cached_tokens=cached,
+            locked_tokens=memory.pool.total_tokens - free - cached,
+            steps=self.steps,
+            prompt_tokens_total=self.prompt_tokens,
+            cached_tokens_total=self.cached_tokens,
+            generation_tokens_total=self.generated,
+            requests_total=self.requests,
+            aborted_total=self.aborted,
+            evicted_tokens_total=memory.evicted_total,
+            cache_hit_rate=self.hit_rate(),
+            cache_hit_rate_window=self.hit_rate_window(now),
+            gen_throughput=self.throughput(now),
+            device_wait_seconds_total=self.wait_seconds,
+            forward_seconds_total=self.forward_seconds,
+            grammar_queued=len(gate),
+            grammars_total=gate.asked_total,
+            grammar_hits_total=gate.hits_total,
+            forced_tokens_total=self.forced,
+        )
+
+    def log(
+        self, draft: Draft, memory: KvMemory, batch: RunningBatch, waiting: WaitingQueue, interval: int, now: float
+    ) -> None:
+        """A line for a plan with prompts in it, or every `interval` plans."""
+        if not logger.isEnabledFor(logging.INFO):
+            return
+        total = memory.pool.total_tokens
+        used, running, queued = total - memory.available, len(batch), len(waiting) + len(waiting.gate)
+        if draft.new_tokens or draft.opens:
+            pending = sum(r.remaining for r in batch if r.remaining > 1)
+            logger.info("%s", self.prefill_line(draft, used / total, running, queued, pending, now))
+        elif draft.number % interval == 0:
+            logger.info("%s", self.decode_line(used, used / total, running, queued, now))
 
     def prefill_line(self, draft: Draft, usage: float, running: int, queued: int, pending: int, now: float) -> str:
         """Told for every step that admits requests or computes prompt chunks."""

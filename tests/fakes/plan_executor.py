@@ -15,6 +15,7 @@ import numpy as np
 
 from radixcast.protocols.buffers import pack_ids, unpack_ids
 from radixcast.protocols.errors import ErrorInfo
+from radixcast.protocols.grammar import GRAMMAR_MISSING
 from radixcast.protocols.internal import END_EOS, END_ERROR, END_LENGTH, RowEnd, RowOpen, StepPlan, StepResult
 
 EOS = 0
@@ -60,17 +61,26 @@ class Row:
     table: list[int]
     computed: int
     ended: bool = False
+    lost: bool = False
+    """Its grammar was not there when it was opened."""
+    told: bool = False
     tainted: bool = False
     """It has read KV that a failed step left behind: its tokens are wrong, and must not count."""
 
 
 @dataclass
 class PlanExecutor:
-    """Executes plans strictly in order. `drafts(row, position)` says how many tokens a decode appends, 1 by default."""
+    """Executes plans strictly in order. `drafts(row, position)` says how many tokens a decode appends, 1 by default.
+
+    A row with a grammar also gets what that forces: `jumps(row, position)` more tokens, whose KV is not there yet. A row
+    whose grammar is not among those `prepared` breaks.
+    """
 
     total_tokens: int
     drafts: Callable[[int, int], int] = lambda row, position: 1
     page_size: int = 1
+    jumps: Callable[[int, int], int] = lambda row, position: 0
+    prepared: set[str] = field(default_factory=set)
     rows: dict[int, Row] = field(default_factory=dict)
     queue: deque[StepPlan] = field(default_factory=deque)
     computed_tokens: int = 0
@@ -105,6 +115,7 @@ class PlanExecutor:
         appended: list[int] = []
         tokens: list[int] = []
         ends: list[RowEnd] = []
+        forced: list[int] = []
         slots = unpack_ids(plan.slots).tolist()
         at = 0
         counts, slot_counts = unpack_ids(plan.counts).tolist(), unpack_ids(plan.slot_counts).tolist()
@@ -114,14 +125,29 @@ class PlanExecutor:
             new_slots, at = slots[at : at + got], at + got
             if row is None or row.ended:
                 appended.append(0)
+                forced.append(0)
+                if row is not None and row.lost:
+                    self.memory[new_slots] = SPOILT  # published by the scheduler, and never written
+                if row is not None and row.lost and not row.told:
+                    row.told = True
+                    missing = ErrorInfo("the grammar is gone", status=500, code=GRAMMAR_MISSING)
+                    ends.append(RowEnd(row=number, reason=END_ERROR, error=missing))
                 continue
             row.table.extend(new_slots)
-            out, end = self._compute(number, row, count)
+            out, jumped, end = self._compute(number, row, count)
+            assert len(out) <= count
+            forced.append(jumped)
             appended.append(len(out))
             tokens.extend(out)
             if end is not None:
                 ends.append(end)
-        return StepResult(number=plan.number, appended=pack_ids(appended), tokens=pack_ids(tokens), ends=ends)
+        return StepResult(
+            number=plan.number,
+            appended=pack_ids(appended),
+            tokens=pack_ids(tokens),
+            ends=ends,
+            forced=pack_ids(forced) if any(forced) else b"",
+        )
 
     def _open(self, opened: RowOpen) -> None:
         tokens = unpack_ids(opened.prompt_ids).tolist() + unpack_ids(opened.output_ids).tolist()
@@ -134,9 +160,11 @@ class PlanExecutor:
         assert len(table) < len(tokens), "at least one token must be computed"
         if opened.logprob_start >= 0:
             assert len(table) <= max(0, opened.logprob_start - 1), "prompt logprobs need the logits before their start"
-        self.rows[opened.row] = Row(opened, tokens, hashes, table, len(table))
+        lost = bool(opened.grammar) and opened.grammar not in self.prepared
+        self.rows[opened.row] = Row(opened, tokens, hashes, table, len(table), ended=lost, lost=lost)
 
-    def _compute(self, number: int, row: Row, count: int) -> tuple[list[int], RowEnd | None]:
+    def _compute(self, number: int, row: Row, count: int) -> tuple[list[int], int, RowEnd | None]:
+        """(tokens appended, how many of them were forced, the end)."""
         chunk = min(count, len(row.tokens) - row.computed)
         assert chunk >= 1
         self._check(row, row.computed)
@@ -144,35 +172,48 @@ class PlanExecutor:
         self.computed_tokens += chunk
         row.computed += chunk
         if row.computed < len(row.tokens):
-            return [], None
+            return [], 0, None
         if len(row.tokens) >= row.open.max_position:
             row.ended = True
-            return [], RowEnd(row=number, reason=END_LENGTH)
+            return [], 0, RowEnd(row=number, reason=END_LENGTH)
         if row.open.sampling.temperature == 77.0 and len(row.tokens) % 5 == 0:  # a row that breaks
             row.ended = True
-            return [], RowEnd(row=number, reason=END_ERROR, error=ErrorInfo("NaN", status=500))
-        return self._sample(number, row, count - chunk + 1)
+            return [], 0, RowEnd(row=number, reason=END_ERROR, error=ErrorInfo("NaN", status=500))
+        drafts = max(1, min(count - chunk + 1, self.drafts(number, len(row.tokens))))
+        out, end = self._sample(number, row, drafts)
+        sampled = len(out)
+        if row.open.grammar and end is None:
+            wanted = min(count, sampled + self.jumps(number, len(row.tokens)))
+            while end is None and len(out) < wanted:
+                token, end = self._append(number, row)
+                out.append(token)
+        return out, len(out) - sampled, end
 
-    def _sample(self, number: int, row: Row, most: int) -> tuple[list[int], RowEnd | None]:
-        wanted = max(1, min(most, self.drafts(number, len(row.tokens))))
+    def _sample(self, number: int, row: Row, wanted: int) -> tuple[list[int], RowEnd | None]:
         out: list[int] = []
-        while len(out) < wanted:
+        end = None
+        while end is None and len(out) < wanted:
             if out:  # accepted draft: the KV of the token before it is there
                 self._write(row, row.computed, row.computed + 1)
                 row.computed += 1
-            position = len(row.tokens)
-            allowed = position >= row.open.min_position and EOS in row.open.eos_ids
-            token = sample(row.hashes[-1] ^ row.tainted, row.open.sampling.seed or 0, position, eos_allowed=allowed)
-            row.tokens.append(token)
-            row.hashes.append(roll(row.hashes[-1], token))
+            token, end = self._append(number, row)
             out.append(token)
-            if token == EOS and allowed:
-                row.ended = True
-                return out, RowEnd(row=number, reason=END_EOS, token=EOS)
-            if len(row.tokens) >= row.open.max_position:
-                row.ended = True
-                return out, RowEnd(row=number, reason=END_LENGTH)
-        return out, None
+        return out, end
+
+    def _append(self, number: int, row: Row) -> tuple[int, RowEnd | None]:
+        """The row's next token, and whether it is the last."""
+        position = len(row.tokens)
+        allowed = position >= row.open.min_position and EOS in row.open.eos_ids
+        token = sample(row.hashes[-1] ^ row.tainted, row.open.sampling.seed or 0, position, eos_allowed=allowed)
+        row.tokens.append(token)
+        row.hashes.append(roll(row.hashes[-1], token))
+        if token == EOS and allowed:
+            row.ended = True
+            return token, RowEnd(row=number, reason=END_EOS, token=EOS)
+        if len(row.tokens) >= row.open.max_position:
+            row.ended = True
+            return token, RowEnd(row=number, reason=END_LENGTH)
+        return token, None
 
     def _check(self, row: Row, upto: int) -> None:
         have = self.memory[np.array(row.table[:upto], dtype=np.int64)]

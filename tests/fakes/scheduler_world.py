@@ -15,7 +15,8 @@ from radixcast.actors.scheduler.config import SchedulerConfig
 from radixcast.actors.scheduler.scheduler import Scheduler
 from radixcast.protocols.buffers import pack_ids, unpack_ids
 from radixcast.protocols.errors import ErrorInfo
-from radixcast.protocols.internal import DeltaEnd, Open, RowOpen, Submit, TokenDeltas
+from radixcast.protocols.grammar import GrammarSpec
+from radixcast.protocols.internal import DeltaEnd, GrammarReady, Open, RowOpen, Submit, TokenDeltas
 from radixcast.protocols.sampling import SamplingParams
 
 
@@ -34,11 +35,13 @@ def config(**changes: Any) -> SchedulerConfig:
 def submit(rid: str, prompt: list[int], max_new: int = 8, **fields: Any) -> Submit:
     """A request; its namespace is told to the executor as `choice`."""
     namespace = fields.pop("ns", 0)
+    grammar = fields.pop("grammar", "")
     sampling = SamplingParams(
         max_new_tokens=max_new,
         min_new_tokens=fields.pop("min_new", 0),
         seed=fields.pop("seed", 1),
         temperature=fields.pop("temperature", 1.0),
+        jump_forward=fields.pop("jump_forward", True),
     )
     base: dict[str, Any] = {
         "client": "client:a",
@@ -50,6 +53,7 @@ def submit(rid: str, prompt: list[int], max_new: int = 8, **fields: Any) -> Subm
         "prompt_ids": pack_ids(prompt),
         "output_ids": b"",
         "sampling": sampling,
+        "grammar": GrammarSpec(kind="regex", text=grammar) if grammar else None,
         "eos_ids": (EOS,),
         "stop_ids": (),
     }
@@ -66,6 +70,7 @@ class Output:
     text_end: int = 1 << 30
     """Output position at which the text ends by itself."""
     cached: int = 0
+    forced: int = 0
     finished: bool = False
 
     @property
@@ -87,6 +92,8 @@ class World:
     plans: int = 0
     plan_rows: list[int] = field(default_factory=list)
     """Rows in each plan."""
+    asked: list[GrammarSpec] = field(default_factory=list)
+    """Grammars that the executor is still to answer for."""
 
     @classmethod
     def make(cls, cfg: SchedulerConfig, **kwargs: Any) -> World:
@@ -99,6 +106,20 @@ class World:
         refusal = self.scheduler.submit(request, self.now)
         self.hear(self.scheduler.drain())
         return refusal
+
+    def ask(self) -> None:
+        """The scheduler asks for grammars."""
+        self.asked += [prepare.spec for prepare in self.scheduler.asks(self.now)]
+        self.hear(self.scheduler.drain())
+
+    def answer(self, error: ErrorInfo | None = None, seconds: float = 0.0) -> str:
+        """The executor has the grammar asked for first, or not; returns its key."""
+        spec = self.asked.pop(0)
+        if error is None:
+            self.executor.prepared.add(spec.key)
+        self.scheduler.grammar_ready(GrammarReady(key=spec.key, error=error, seconds=seconds))
+        self.hear(self.scheduler.drain())
+        return spec.key
 
     def plan(self) -> bool:
         """Let the scheduler send one plan; False when it has none."""
@@ -118,6 +139,10 @@ class World:
 
     def step(self, **kwargs: Any) -> bool:
         """Plans as many as may be in flight, one result. False when nothing is in flight."""
+        self.ask()
+        while self.asked:
+            self.answer()
+            self.ask()
         while self.plan():
             pass
         if not self.executor.queue:
@@ -153,6 +178,8 @@ class World:
             output.tokens += tokens[at : at + count]
             output.cached = int(cached)
             at += int(count)
+        for handle, forced in zip(unpack_ids(event.handles), unpack_ids(event.forced), strict=False):
+            self.by_handle[int(handle)].forced = int(forced)
         assert at == len(tokens)
         for end in event.ends:
             assert self.by_handle[end.handle].end is None, "ended twice"

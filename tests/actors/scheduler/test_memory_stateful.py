@@ -34,12 +34,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         page=st.integers(1, 4),
         gap=st.integers(0, 1),
         draft=st.sampled_from((1, 1, 3)),
+        jump=st.sampled_from((1, 4, 8)),
         chunk=st.sampled_from((3, 16, -1)),
         policy=st.sampled_from(("fcfs", "lpm", "dfs-weight")),
         eviction=st.sampled_from(("lru", "lfu", "slru", "priority")),
-        tokens=st.integers(24, 60),
+        tokens=st.integers(36, 60),
     )
-    def start(self, page: int, gap: int, draft: int, chunk: int, policy: Any, eviction: Any, tokens: int) -> None:
+    def start(self, page: int, gap: int, draft: int, jump: int, chunk: int, policy: Any, eviction: Any, tokens: int) -> None:
         cfg = config(
             total_tokens=tokens,
             max_running=4,
@@ -47,20 +48,42 @@ class SchedulerMachine(RuleBasedStateMachine):
             row_gap=gap,
             depth=2 + gap,
             draft=draft,
+            jump=jump,
             chunked_prefill_size=chunk,
             policy=policy,
             eviction=eviction,
             conservativeness=0.1,
         )
-        executor = PlanExecutor(cfg.total_tokens, drafts=lambda row, position: 1 + position % 3, page_size=page)
+        executor = PlanExecutor(
+            cfg.total_tokens,
+            drafts=lambda row, position: 1 + position % 3 if draft > 1 else 1,
+            page_size=page,
+            jumps=lambda row, position: position * 5 % 9,
+        )
         self.world = World(Scheduler(cfg), executor)
 
-    @rule(prompt=PROMPTS, new=st.integers(0, 8), namespace=st.integers(0, 1), start=st.sampled_from((-1, -1, 0, 4)))
-    def submit(self, prompt: list[int], new: int, namespace: int, start: int) -> None:
+    @rule(
+        prompt=PROMPTS,
+        new=st.sampled_from((*range(9), 20)),
+        namespace=st.integers(0, 1),
+        start=st.sampled_from((-1, -1, 0, 4)),
+        grammar=st.sampled_from(("", "", "x", "y")),
+    )
+    def submit(self, prompt: list[int], new: int, namespace: int, start: int, grammar: str) -> None:
         broken = 77.0 if len(self.sent) % 11 == 10 else 1.0
-        request = submit(f"r{len(self.sent)}", prompt, new, ns=namespace, logprob_start=start, temperature=broken)
+        request = submit(
+            f"r{len(self.sent)}", prompt, new, ns=namespace, logprob_start=start, temperature=broken, grammar=grammar
+        )
         assert self.world.submit(request) is None
         self.sent.append(request)
+
+    @rule(drop=st.sampled_from((False, False, False, True)))
+    def grammar(self, drop: bool) -> None:
+        self.world.ask()
+        if self.world.asked:
+            self.world.answer()
+        elif drop:
+            self.world.executor.prepared &= {row.open.grammar for row in self.world.executor.rows.values()}
 
     @rule()
     def plan(self) -> None:
@@ -104,6 +127,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         if len(self.sent) % 5 == 4:  # seldom
             self.world.executor.queue.clear()
             self.world.executor.rows.clear()
+            self.world.executor.prepared.clear()
+            self.world.asked.clear()
             self.world.scheduler.runner_lost()
 
     @invariant()

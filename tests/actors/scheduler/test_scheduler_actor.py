@@ -18,12 +18,15 @@ from radixcast.actors.model_runner.free import FreeRunner
 from radixcast.actors.scheduler.actor import SchedulerActor
 from radixcast.actors.setup import DETOKENIZER, MODEL_RUNNER, SCHEDULER, TOKENIZER, NodeSetup
 from radixcast.protocols.buffers import pack_ids, unpack_ids
+from radixcast.protocols.errors import ErrorInfo
 from radixcast.protocols.internal import (
     AbortOf,
     Capacity,
     ControlDone,
     ControlOf,
     Finished,
+    GrammarPrepare,
+    GrammarReady,
     Open,
     SchedulerToDetokenizer,
     SchedulerToTokenizer,
@@ -144,6 +147,38 @@ async def test_a_new_runner_computes_everything_again(actor: Quiet) -> None:
     peers = Peers(actor)
     await peers.work()
     assert len(peers.tokens[1]) == 20 - 1
+
+
+async def test_the_runner_is_asked_for_a_grammar_before_the_row_is_planned(actor: Quiet) -> None:
+    await actor.say(CAPACITY, MODEL_RUNNER)
+    await actor.say(submit("a", [1, 2, 3], 5, grammar="g"), TOKENIZER)
+    (prepare,) = actor.heard(GrammarPrepare)
+    assert actor.heard(StepPlan) == []
+    assert not actor.busy, "it is the runner's turn"
+    await actor.say(GrammarReady(key=prepare.spec.key), MODEL_RUNNER)
+    assert actor.heard(StepPlan)[0].opens[0].grammar == prepare.spec.key
+    assert actor.stats()["grammars_total"] == 1
+
+
+async def test_a_grammar_that_can_not_be_built_is_told(actor: Quiet) -> None:
+    await actor.say(CAPACITY, MODEL_RUNNER)
+    await actor.say(submit("a", [1, 2, 3], 5, grammar="g"), TOKENIZER)
+    (prepare,) = actor.heard(GrammarPrepare)
+    await actor.say(GrammarReady(key=prepare.spec.key, error=ErrorInfo("no", code="invalid_regex")), MODEL_RUNNER)
+    assert [end.error.code for m in actor.heard(TokenDeltas) for end in m.ends if end.error] == ["invalid_regex"]
+    with pytest.raises(RuntimeError):
+        await actor.on_error(RuntimeError("slip"), GrammarReady(key="k"), MODEL_RUNNER)
+
+
+async def test_a_new_runner_is_asked_for_grammars_again(actor: Quiet) -> None:
+    await actor.say(CAPACITY, MODEL_RUNNER)
+    actor.on_link_down(MODEL_RUNNER, "killed")
+    await actor.say(submit("a", [1, 2, 3], 5, grammar="g"), TOKENIZER)
+    assert actor.heard(GrammarPrepare) == []
+    for _ in range(2):
+        await actor.say(CAPACITY, MODEL_RUNNER)
+        assert len(actor.heard(GrammarPrepare)) == 1
+        actor.sent.clear()
 
 
 async def test_a_new_detokenizer_hears_of_live_requests(actor: Quiet) -> None:

@@ -10,6 +10,7 @@ import pytest
 from fakes.plan_executor import PlanExecutor
 from fakes.scheduler_world import World, config, random_prompt, submit
 from radixcast.actors.scheduler.scheduler import Scheduler
+from radixcast.protocols.errors import ErrorInfo
 from radixcast.protocols.internal import AbortOf, Submit
 
 SETTINGS: list[dict[str, Any]] = [
@@ -21,6 +22,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"radix_cache": False, "policy": "random"},
     {"chunked_prefill_size": -1, "priority_scheduling": True, "eviction": "priority"},
     {"force_retract_interval": 3, "max_step_tokens": 12},
+    {"jump": 4, "draft": 2, "row_gap": 1, "depth": 3, "max_step_tokens": 20, "page_size": 2},
 ]
 
 
@@ -28,7 +30,12 @@ def simulate(seed: int, requests: int, settings: dict[str, Any], *, audit_every:
     """Random traffic, failures and aborts over a pool that is too small for it."""
     rng = random.Random(seed)
     cfg = config(total_tokens=180, conservativeness=0.3, **settings)
-    executor = PlanExecutor(cfg.total_tokens, drafts=lambda row, position: 1 + position % 4, page_size=cfg.page_size)
+    executor = PlanExecutor(
+        cfg.total_tokens,
+        drafts=lambda row, position: 1 + position % 4 if cfg.draft > 1 else 1,
+        page_size=cfg.page_size,
+        jumps=lambda row, position: position % 9,
+    )
     world = World(Scheduler(cfg), executor, text_end=lambda rid: hash_of(rid) % 12 if hash_of(rid) % 3 == 0 else 1 << 30)
     stems = [[rng.randint(1, 49) for _ in range(rng.randint(4, 60))] for _ in range(6)]
     sent: list[Submit] = []
@@ -51,6 +58,8 @@ def simulate(seed: int, requests: int, settings: dict[str, Any], *, audit_every:
                 min_new=rng.choice((0, 0, min(new, 3))),
                 group=f"g{len(sent) // 3}",
                 logprob_start=rng.choice((-1, -1, -1, 0, 3)),
+                grammar=rng.choice(("", "", "", "x", "y", f"z{len(sent)}")),
+                jump_forward=rng.random() < 0.8,
             )
             assert world.submit(request) is None
             sent.append(request)
@@ -60,6 +69,7 @@ def simulate(seed: int, requests: int, settings: dict[str, Any], *, audit_every:
             world.hear(world.scheduler.drain())
             if name.startswith("g"):
                 world.now += 61  # the tombstone of the group is gone
+        grammars(world, rng)
         if rng.random() < 0.7:
             world.plan()
         if world.executor.queue and rng.random() < 0.7:
@@ -74,6 +84,15 @@ def simulate(seed: int, requests: int, settings: dict[str, Any], *, audit_every:
         assert world.outputs[request.rid].finished
         world.check_output(request)
     return world
+
+
+def grammars(world: World, rng: random.Random) -> None:
+    """The runner's side thread builds what was asked for; now and then it drops what no row uses."""
+    world.ask()
+    if world.asked and rng.random() < 0.5:
+        world.answer(error=ErrorInfo("too hard", status=400) if rng.random() < 0.02 else None)
+    if rng.random() < 0.01:
+        world.executor.prepared &= {row.open.grammar for row in world.executor.rows.values()}
 
 
 def hash_of(rid: str) -> int:
