@@ -15,12 +15,15 @@ from radixcast.actors.grammar.regex_parse import parse, refused
 from radixcast.actors.grammar.regex_tree import EMPTY, NEVER, write
 from radixcast.protocols.limits import MAX_GRAMMAR_BYTES
 
+MAX_REGEX_CHARS = 64 << 10
+"""Characters of an expression."""
+
 
 def normalize(pattern: str) -> str:
     """`pattern` as all backends read it. Raises GrammarError: invalid_regex with the position, or grammar_too_large."""
-    if len(pattern) > MAX_GRAMMAR_BYTES:
+    if len(pattern) > MAX_REGEX_CHARS:
         raise GrammarError(
-            f"the regular expression has {len(pattern)} characters, at most {MAX_GRAMMAR_BYTES} are allowed",
+            f"the regular expression has {len(pattern)} characters, at most {MAX_REGEX_CHARS} are allowed",
             code="grammar_too_large",
             param="regex",
         )

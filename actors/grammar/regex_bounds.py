@@ -2,8 +2,8 @@
 
 Always: an unbounded loop over white space has at most `MAX_SPACES` characters.
 
-When the expression is recognisably a JSON value (it begins with ``{"`` or ``[`` and ends with ``}`` or ``]``, white space aside),
-also, as far as it is certain what is inside a string and what is not:
+When the expression is recognisably a JSON value (it begins with ``{"`` or ``[`` and ends with ``}`` or ``]``, white space
+aside), also, as far as it is certain what is inside a string and what is not:
 
 * white space between JSON tokens is nothing, a blank, or a line break and its indentation: what a pretty printer makes;
 * a number has no leading zeros, and an unbounded one at most `MAX_DIGITS` digits;
@@ -103,15 +103,15 @@ def _walk(node: Node, place: _Place) -> tuple[Node, _Place]:
             return either([item for item, _ in branches]), _merge([behind for _, behind in branches])
         case Repeat(item) if isinstance(item, Chars):
             return _loop(node, item.ranges, place)
-        case Repeat(item, low, high):
+        case Repeat():
             return _repeated(node, place)
     return node, place
 
 
 def _character(node: Chars, place: _Place) -> tuple[Node, _Place]:
-    char = only(node)
     if place.inside is None:
         return node, place
+    char = only(node)
     if char == '"':
         escaped = place.inside and place.last == "\\"
         return node, _Place(place.inside if escaped else not place.inside, "" if escaped else char)
@@ -181,7 +181,7 @@ def _between_tokens(node: Repeat, body: Ranges) -> Node:
     if has(body, " "):
         ways.append(Chars(chars(" ")))
     if has(body, "\n"):
-        indents = [repeat(Chars(chars(" ")), 0, INDENT_BLANKS)] if has(body, " ") else [EMPTY]
+        indents: list[Node] = [repeat(Chars(chars(" ")), 0, INDENT_BLANKS)] if has(body, " ") else [EMPTY]
         if has(body, "\t"):
             indents.append(repeat(Chars(chars("\t")), 0, INDENT_TABS))
         ways.append(sequence([Chars(chars("\n")), either(indents)]))
@@ -191,14 +191,16 @@ def _between_tokens(node: Repeat, body: Ranges) -> Node:
 def _joined_digits(items: tuple[Node, ...]) -> list[Node]:
     """`items` with runs of digits as one loop: ``\\d\\d*`` is ``\\d+``."""
     result: list[Node] = []
+    before: tuple[int, int | None] | None = None
     for item in items:
         counts = _digit_counts(item)
-        before = _digit_counts(result[-1]) if result else None
         if counts is None or before is None:
             result.append(item)
+            before = counts
             continue
         top = None if counts[1] is None or before[1] is None else counts[1] + before[1]
-        result[-1] = Repeat(Chars(DIGITS), counts[0] + before[0], top)
+        before = (counts[0] + before[0], top)
+        result[-1] = Repeat(Chars(DIGITS), *before)
     return result
 
 

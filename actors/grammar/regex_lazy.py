@@ -27,7 +27,6 @@ from radixcast.actors.grammar.regex_tree import (
     chars,
     either,
     has,
-    literal,
     minus,
     nullable,
     only,
@@ -78,8 +77,12 @@ def _narrow_sequence(items: list[Node], before: str, behind: _Next) -> Node:
     position = 0
     while position < len(items):
         item = items[position]
+        if isinstance(item, Chars):
+            result.append(item)
+            position += 1
+            continue
         char = (only(items[position - 1]) if position else before) or ""
-        text = _text(items, position + 1)
+        text = _text(items, position + 1) if _can_run(item) else ""
         if len(text) > 1 and _runs_into(item, text) and not (char == '"' and text[0] == '"'):
             result.append(up_to(text, _ranges_of(item)))
             position += 1 + len(text)
@@ -89,11 +92,14 @@ def _narrow_sequence(items: list[Node], before: str, behind: _Next) -> Node:
     return sequence(result)
 
 
+def _can_run(item: Node) -> bool:
+    """Whether `item` is an unbounded lazy loop over single characters."""
+    return isinstance(item, Repeat) and item.lazy and item.low == 0 and item.high is None and isinstance(item.item, Chars)
+
+
 def _runs_into(item: Node, text: str) -> bool:
-    """Whether `item` is an unbounded lazy loop that could hold `text`."""
-    if not (isinstance(item, Repeat) and item.lazy and item.low == 0 and item.high is None):
-        return False
-    return isinstance(item.item, Chars) and all(has(item.item.ranges, char) for char in text)
+    """Whether such a loop could hold `text`."""
+    return all(has(_ranges_of(item), char) for char in text)
 
 
 def _ranges_of(item: Node) -> Ranges:
@@ -168,7 +174,7 @@ def _first_of(branches: list[_Next]) -> _Next:
 
 
 def up_to(text: str, body: Ranges) -> Node:
-    """Characters of `body`, then `text`, which occurs nowhere before: the automaton of Knuth, Morris and Pratt as an expression.
+    """Characters of `body`, then `text`, which occurs nowhere before: Knuth, Morris and Pratt's automaton as an expression.
 
     States are how much of `text` the last characters spell. They are eliminated from the longest to the shortest; from
     state j one can then only go to states <= j, or be done. All characters of `text` are in `body`.

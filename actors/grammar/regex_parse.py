@@ -109,6 +109,9 @@ def _class(op: Any, arg: Any, flags: int) -> Ranges:
     """The characters that one item matches."""
     if op is sre.ANY:
         return ranges([(0, LAST)]) if flags & re.DOTALL else invert(chars("\n"))
+    if op is sre.LITERAL:
+        given = ranges([(arg, arg)])
+        return _any_case(given, bool(flags & re.ASCII)) if flags & re.IGNORECASE else given
     members = arg if op is sre.IN else [(sre.LITERAL, arg)]
     negated = op is sre.NOT_LITERAL or members[0][0] is sre.NEGATE
     given = ranges(pair for kind, value in members if kind is not sre.NEGATE for pair in _member(kind, value))
@@ -128,6 +131,7 @@ def _member(kind: Any, value: Any) -> Ranges:
     return invert(base) if name.startswith("NOT_") else base
 
 
+@lru_cache(maxsize=256)
 def _any_case(given: Ranges, ascii_only: bool) -> Ranges:
     """`given` with the other case of each character."""
     first, last = (0x41, 0x7A) if ascii_only else (0, LAST)

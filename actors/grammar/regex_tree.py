@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 Ranges = tuple[tuple[int, int], ...]
 """A set of characters: inclusive code point ranges, ascending, apart from each other, without surrogates."""
@@ -81,11 +82,13 @@ def _without_surrogates(pairs: Iterable[tuple[int, int]]) -> Iterator[tuple[int,
                 yield part
 
 
+@lru_cache(maxsize=1024)
 def chars(text: str) -> Ranges:
     """The characters of `text`."""
     return ranges((ord(char), ord(char)) for char in text)
 
 
+@lru_cache(maxsize=256)
 def invert(given: Ranges) -> Ranges:
     """Every other character."""
     edges: list[tuple[int, int]] = []
@@ -130,11 +133,6 @@ def only(node: Node) -> str:
 
 
 # ------------------------------------------------------------------ trees
-
-
-def literal(text: str) -> Node:
-    """Exactly `text`."""
-    return sequence([Chars(chars(char)) for char in text])
 
 
 def sequence(items: Iterable[Node]) -> Node:
@@ -202,6 +200,11 @@ def write(node: Node) -> str:
     raise AssertionError(node)
 
 
+def escape(text: str) -> str:
+    """Exactly `text`, written like `write` does."""
+    return "".join(_write_char(ord(char)) for char in text)
+
+
 def _write_count(low: int, high: int | None) -> str:
     short = {(0, None): "*", (1, None): "+", (0, 1): "?"}.get((low, high))
     if short:
@@ -209,6 +212,7 @@ def _write_count(low: int, high: int | None) -> str:
     return f"{{{low}}}" if low == high else f"{{{low},{'' if high is None else high}}}"
 
 
+@lru_cache(maxsize=1024)
 def _write_chars(given: Ranges) -> str:
     if len(given) == 1 and given[0][0] == given[0][1]:
         return _write_char(given[0][0])
