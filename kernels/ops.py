@@ -3,6 +3,8 @@
 Shape letters: T tokens, R rows, N query heads, K key/value heads, A = N + 2K heads of a fused projection, D head size,
 C = D/2 rotary pairs, H hidden, I inner, O outputs, V vocabulary, S slots of the KV pool, L longest page table.
 
+For masks: S rows of logits, N of them masked, W = ceil(V / 32) words, K gathered tokens.
+
 A fused projection's heads lie q, k, v: `qkv_TAD[:, :N]` are queries, `[:, N:N+K]` keys, `[:, N+K:]` values. Ops take the
 fused tensor rather than three strided views, so that a kernel always sees contiguous memory.
 
@@ -16,7 +18,7 @@ from typing import Any
 
 import torch
 
-from radixcast.kernels.reference import activation, attention, embedding, kv, linear, norm, rope
+from radixcast.kernels.reference import activation, attention, embedding, kv, linear, mask, norm, rope
 
 
 @dataclass(frozen=True)
@@ -104,3 +106,16 @@ class Ops:
     def gated_linear(self, x_TH: torch.Tensor, packed: PackedLinear) -> torch.Tensor:
         """silu_mul(linear(x, packed)), for a packed [gate; up] weight -> [T, I]."""
         return self.silu_mul(self.linear(x_TH, packed))
+
+    def apply_bitmask_(self, logits_SV: torch.Tensor, at_N: torch.Tensor, mask_NW: torch.Tensor) -> None:
+        """logits[at[n], v] = -inf where bit v % 32 of mask[n, v // 32] is 0, in place; rows not in `at` stay. int64, int32."""
+        mask.apply_bitmask_(logits_SV, at_N, mask_NW)
+
+    def gather_allowed(
+        self, logits_SV: torch.Tensor, at_N: torch.Tensor, mask_NW: torch.Tensor, width: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits and ids (int64, ascending) of the allowed tokens of rows `at`, [N, width] each; -inf and 0 behind the last.
+
+        No row may allow more than `width` tokens.
+        """
+        return mask.gather_allowed(logits_SV, at_N, mask_NW, width)

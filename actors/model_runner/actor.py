@@ -1,9 +1,10 @@
 """ModelRunnerActor: plans in, results out. All behaviour is in the executor; this only moves messages.
 
-    scheduler ──StepPlan──► on_StepPlan ──► StepThread ──► done ──StepResult──► scheduler
+    scheduler ──StepPlan────────► on_StepPlan ──► StepThread ──────► done ──StepResult────► scheduler
+              ──GrammarPrepare──► on_GrammarPrepare ──► GrammarStore ──────GrammarReady──►
 
-A link to the scheduler that goes down means another scheduler (or the same one, having lost count): rows are forgotten, results
-still to come are dropped, and Capacity is told anew when the link is up.
+A link to the scheduler that goes down means another scheduler (or the same one, having lost count): rows are forgotten, answers
+still to come are dropped, and Capacity is told anew when the link is up. Compiled grammars stay: they belong to nobody.
 """
 
 from __future__ import annotations
@@ -11,16 +12,19 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from radixcast.actors.actor import Actor, Dial
+from radixcast.actors.model_runner.constraints import GrammarOptions
 from radixcast.actors.model_runner.executor import Executor
 from radixcast.actors.model_runner.free import FreeRunner, free_capacity
+from radixcast.actors.model_runner.grammar_store import Builder, GrammarStore
 from radixcast.actors.model_runner.worker import StepThread
 from radixcast.actors.setup import MODEL_RUNNER, SCHEDULER, NodeSetup
-from radixcast.protocols.internal import Capacity, StepPlan, StepResult
+from radixcast.protocols.internal import Capacity, GrammarPrepare, GrammarReady, SchedulerToRunner, StepPlan, StepResult
 
 STOP_SECONDS = 10.0
 """How long the step in progress may take when the actor is to end."""
@@ -30,10 +34,11 @@ class ModelRunnerActor(Actor):
     """Owns the tensors of one rank."""
 
     name = MODEL_RUNNER
-    dials = (Dial(SCHEDULER, "scheduler", StepPlan),)
+    dials = (Dial(SCHEDULER, "scheduler", SchedulerToRunner),)
 
     def __init__(self, setup: NodeSetup, epoch: int) -> None:
         super().__init__(setup, epoch)
+        self._grammars = GrammarStore(self.make_builder)
         self._worker = StepThread(self.build, self)
         self._loaded: asyncio.Future[Capacity] | None = None
         self._ended: asyncio.Future[None] | None = None
@@ -42,13 +47,15 @@ class ModelRunnerActor(Actor):
         self._life = 0
         self._in_flight = 0
         self._outbox: deque[msgspec.Struct] = deque()
-        """What the link had no room for; bounded by the plans in flight."""
-        self._counters = {"steps": 0.0, "failed_steps": 0.0, "forward_seconds": 0.0, "wait_seconds": 0.0}
+        """What the link had no room for; bounded by the plans in flight and the grammars asked for."""
+        self._counters = {"steps": 0.0, "failed_steps": 0.0, "forward_seconds": 0.0, "wait_seconds": 0.0, "grammar_bytes": 0.0}
 
     async def start(self) -> None:
         """Load the model and warm it up on the compute thread; raises what made that fail."""
         loop = asyncio.get_running_loop()
         self._loaded, self._ended = loop.create_future(), loop.create_future()
+        if self.setup.model.weight_format != "free":
+            self._grammars.warm_up()
         self._worker.start()
         self._capacity = await self._loaded
         self.spawn(_wait_for(self._ended), "compute thread")
@@ -69,6 +76,10 @@ class ModelRunnerActor(Actor):
         """Queue it behind the plan that runs."""
         self._in_flight += 1
         self._worker.submit(plan)
+
+    def on_GrammarPrepare(self, message: GrammarPrepare, peer: str) -> None:
+        """Build it beside the steps."""
+        self._grammars.prepare(message.spec, partial(self.call_soon_threadsafe, self._on_grammar, self._life))
 
     def on_link_up(self, peer: str) -> None:
         """Tell a scheduler what it can plan with."""
@@ -117,7 +128,13 @@ class ModelRunnerActor(Actor):
 
     def build(self) -> Executor:
         """The executor of this actor. Called on the compute thread."""
-        return build_executor(self.setup, self._advance)
+        args = self.setup.args
+        grammars = GrammarOptions(self._grammars, not args.disable_jump_forward, self.setup.model.eos_token_ids)
+        return build_executor(self.setup, self._advance, grammars)
+
+    def make_builder(self) -> Builder:
+        """What builds grammars. Called on the grammars' thread."""
+        return make_builder(self.setup)
 
     def _advance(self) -> None:
         """Loading went on; only the compute thread counts then."""
@@ -135,6 +152,12 @@ class ModelRunnerActor(Actor):
             self._in_flight -= 1
             self._tell(result)
 
+    def _on_grammar(self, life: int, answer: GrammarReady) -> None:
+        self.progress += 1
+        self._counters["grammar_bytes"] = float(self._grammars.nbytes)
+        if life == self._life:
+            self._tell(answer)
+
     def _tell(self, message: msgspec.Struct) -> None:
         self._outbox.append(message)
         self._flush_outbox()
@@ -144,17 +167,26 @@ class ModelRunnerActor(Actor):
             self._outbox.popleft()
 
 
-def build_executor(setup: NodeSetup, advance: Callable[[], None]) -> Executor:
+def build_executor(setup: NodeSetup, advance: Callable[[], None], grammars: GrammarOptions | None = None) -> Executor:
     """The executor that the model asks for. Raises StartupError for what the operator must change.
 
     `advance` is called now and then while it loads.
     """
     if setup.model.weight_format == "free":
-        return FreeRunner(free_capacity(setup.args, setup.model), vocab_size=setup.model.config.vocab_size)
+        capacity = free_capacity(setup.args, setup.model)
+        return FreeRunner(capacity, vocab_size=setup.model.config.vocab_size, grammars=grammars)
     # Imported here: a node with a free runner needs no torch, and starts in a tenth of the time without it.
     from radixcast.actors.model_runner.load import load_executor
 
-    return load_executor(setup.args, setup.model, advance)
+    return load_executor(setup.args, setup.model, advance, grammars)
+
+
+def make_builder(setup: NodeSetup) -> Builder:
+    """The builder of the node's grammars, its vocabulary loaded. Raises GrammarError, StartupError."""
+    # Imported here, and so by the thread that builds grammars: a runner that is never asked for one needs no backend.
+    from radixcast.actors.grammar.builder import make_runner_builder
+
+    return make_runner_builder(setup)
 
 
 async def _wait_for(future: asyncio.Future[None]) -> None:

@@ -12,6 +12,7 @@ import time
 import numpy as np
 import numpy.typing as npt
 
+from radixcast.actors.model_runner.constraints import Allowed, GrammarOptions
 from radixcast.actors.model_runner.executor import Outcome, TableExecutor
 from radixcast.actors.model_runner.limits import make_capacity
 from radixcast.actors.model_runner.rows import Row
@@ -40,14 +41,16 @@ def free_capacity(args: ServerArgs, spec: ModelSpec) -> Capacity:
 class FreeRunner(TableExecutor):
     """Deterministic tokens at no cost. `step_seconds` makes a step last that long (asleep)."""
 
-    def __init__(self, capacity: Capacity, *, vocab_size: int, step_seconds: float = 0.0) -> None:
+    def __init__(
+        self, capacity: Capacity, *, vocab_size: int, step_seconds: float = 0.0, grammars: GrammarOptions | None = None
+    ) -> None:
         tables = RowTables(
             max_running=capacity.max_running,
             context_length=capacity.context_length,
             total_tokens=capacity.total_tokens,
             vocab_size=vocab_size,
         )
-        super().__init__(tables, capacity)
+        super().__init__(tables, capacity, grammars)
         self._step_seconds = step_seconds
         self._hash = np.zeros(capacity.max_running, np.uint64)
         self._hashed = np.zeros(capacity.max_running, np.int64)
@@ -56,18 +59,24 @@ class FreeRunner(TableExecutor):
 
     def compute(self, step: StepLayout) -> Outcome:
         """See TableExecutor."""
+        wait = self.constraints.begin(step)
         if self._step_seconds:
             time.sleep(self._step_seconds)
         t, rows_S = self.tables, step.rows_R[step.samples_R]
+        allowed = wait() if wait else None
+        if allowed is not None:
+            rows_S = rows_S[allowed.drawn_S]
         self._bring_up_to_date(rows_S)
         position_S = t.num_tokens[rows_S]
         mixed_S = self._hash[rows_S] ^ _mix(t.seed[rows_S] + t.choice[rows_S].astype(np.uint64) * np.uint64(_BASE))
         mixed_S = _mix(mixed_S + (position_S - t.prompt_length[rows_S]).astype(np.uint64))
         tokens_S = (mixed_S % np.uint64(t.vocab_size)).astype(np.int64)
-        for s in np.flatnonzero(position_S < t.min_position[rows_S]).tolist():
+        for s in np.flatnonzero((position_S < t.min_position[rows_S]) & ~t.constrained[rows_S]).tolist():
             while int(tokens_S[s]) in t.row(int(rows_S[s])).end_reasons:
                 tokens_S[s] = (tokens_S[s] + 1) % t.vocab_size
-        return Outcome(step.samples_R.astype(np.int64), tokens_S, self._logprobs(step, rows_S, tokens_S))
+        if allowed is not None:
+            _obey(allowed, mixed_S, tokens_S)
+        return self.offer(step, allowed, tokens_S, self._logprobs(step, rows_S, tokens_S))
 
     def _bring_up_to_date(self, rows_S: IntArray) -> None:
         """hash = sum of (token + 1) * BASE ** (position + 1), modulo 2**64, over all tokens of the row."""
@@ -88,7 +97,7 @@ class FreeRunner(TableExecutor):
         for r in rows_S[behind_S > 1].tolist():
             part = slice(int(self._hashed[r]), int(t.num_tokens[r]))
             ids = t.token_ids[r, part].astype(np.uint64) + np.uint64(1)
-            self._hash[r] += (ids * self._powers[part]).sum(dtype=np.uint64)
+            self._hash[r : r + 1] += (ids * self._powers[part]).sum(dtype=np.uint64)
         self._hashed[rows_S] = end_S
 
     def _logprobs(self, step: StepLayout, rows_S: IntArray, tokens_S: IntArray) -> list[RowLogprobs]:
@@ -124,6 +133,13 @@ class FreeRunner(TableExecutor):
             top_ids=pack_ids(top_ids),
             asked_values=pack_floats(asked),
         )
+
+
+def _obey(allowed: Allowed, mixed_S: UInt64Array, tokens_S: IntArray) -> None:
+    """Replace the tokens of masked rows by allowed ones."""
+    for s, mask_W in zip(allowed.masks.at_N.tolist(), allowed.masks.mask_NW, strict=True):
+        ids = np.flatnonzero(np.unpackbits(mask_W.view(np.uint8), bitorder="little"))
+        tokens_S[s] = ids[int(mixed_S[s] % np.uint64(len(ids)))]
 
 
 def _value(ids: npt.NDArray[np.integer]) -> npt.NDArray[np.float32]:

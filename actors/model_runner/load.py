@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 from radixcast.actors.model_runner.batch import ForwardBatch
+from radixcast.actors.model_runner.constraints import GrammarOptions
 from radixcast.actors.model_runner.executor import Executor
 from radixcast.actors.model_runner.kv_pool import KVPool, size_pool
 from radixcast.actors.model_runner.limits import make_capacity
@@ -26,7 +27,9 @@ from radixcast.protocols.server_args import ServerArgs
 log = logging.getLogger(__name__)
 
 
-def load_executor(args: ServerArgs, spec: ModelSpec, advance: Callable[[], None]) -> TorchExecutor:
+def load_executor(
+    args: ServerArgs, spec: ModelSpec, advance: Callable[[], None], grammars: GrammarOptions | None = None
+) -> TorchExecutor:
     """Load the model, size and reserve the pool, run one small step. Logs how long each took.
 
     Raises StartupError for an unknown architecture, unreadable weights, a device or a pool that can't be had.
@@ -42,6 +45,7 @@ def load_executor(args: ServerArgs, spec: ModelSpec, advance: Callable[[], None]
         make_capacity(args, spec, slots),
         vocab_size=spec.config.vocab_size,
         device=device,
+        grammars=grammars,
     )
     started = time.perf_counter()
     warm_up(executor)

@@ -32,6 +32,7 @@ class Row:
     asked_ids: npt.NDArray[np.int64]
     """Tokens whose logprobs are reported at every reported position."""
     grammar: str
+    """Key of the grammar that the output must match; '' for none."""
 
     @property
     def penalised(self) -> bool:
@@ -41,8 +42,8 @@ class Row:
 
     @property
     def adjusted(self) -> bool:
-        """Whether logits change before the draw, also beyond min_position."""
-        return self.penalised or len(self.bias_ids) > 0 or bool(self.grammar)
+        """Whether logits change before masks and the draw, also beyond min_position."""
+        return self.penalised or len(self.bias_ids) > 0
 
 
 def make_row(opening: RowOpen, *, vocab_size: int, context_length: int, total_tokens: int) -> Row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 
 from radixcast.actors.model_runner import report
 from radixcast.actors.model_runner.batch import ForwardBatch
+from radixcast.actors.model_runner.constraints import Allowed, GrammarOptions
 from radixcast.actors.model_runner.executor import Outcome, TableExecutor
 from radixcast.actors.model_runner.sampler import Sampler
 from radixcast.actors.model_runner.tables import RowTables, StepLayout
@@ -28,14 +30,22 @@ class Model(Protocol):
 class TorchExecutor(TableExecutor):
     """Executes plans with a model on `device`. Use it from one thread only."""
 
-    def __init__(self, model: Model, capacity: Capacity, *, vocab_size: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        model: Model,
+        capacity: Capacity,
+        *,
+        vocab_size: int,
+        device: torch.device,
+        grammars: GrammarOptions | None = None,
+    ) -> None:
         tables = RowTables(
             max_running=capacity.max_running,
             context_length=capacity.context_length,
             total_tokens=capacity.total_tokens,
             vocab_size=vocab_size,
         )
-        super().__init__(tables, capacity)
+        super().__init__(tables, capacity, grammars)
         self._model = model
         self._device = device
         self._sampler = Sampler(tables, device)
@@ -44,8 +54,9 @@ class TorchExecutor(TableExecutor):
         """See TableExecutor."""
         with torch.inference_mode():
             logit_plan = report.plan_logits(self.tables, step)
+            wait = self.constraints.begin(step)
             hidden_LH = self._model.hidden(self._batch(step, logit_plan.tokens_L))
-            return self._finish(step, logit_plan, hidden_LH)
+            return self._finish(step, logit_plan, hidden_LH, wait)
 
     def check_device(self) -> None:
         """After a failed step: give memory back; a CUDA context that an illegal access broke raises again here."""
@@ -67,24 +78,28 @@ class TorchExecutor(TableExecutor):
             max_kv=max_kv,
         )
 
-    def _finish(self, step: StepLayout, plan: report.LogitPlan, hidden_LH: torch.Tensor) -> Outcome:
+    def _finish(
+        self, step: StepLayout, plan: report.LogitPlan, hidden_LH: torch.Tensor, wait: Callable[[], Allowed] | None
+    ) -> Outcome:
         """Prompt logprobs, sampling, output logprobs."""
-        tables, rows_S = self.tables, step.rows_R[step.samples_R]
+        tables, rows_D, logits_at = self.tables, step.rows_R[step.samples_R], plan.sampled_S
         prompts = report.prompt_logprobs(tables, plan.prompts, hidden_LH, self._model.logits)
-        counts_R = step.samples_R.astype(np.int64)
-        if not len(rows_S):
-            return Outcome(counts_R, np.zeros(0, np.int64), report.merge(prompts, {}))
-        if len(plan.sampled_S) != len(hidden_LH):
-            hidden_LH = hidden_LH.index_select(0, self._tensor(plan.sampled_S))
-        logits_SV = self._model.logits(hidden_LH)
-        asking_S = np.flatnonzero(tables.wants_logprobs[rows_S])
+        allowed = wait() if wait else None
+        if allowed is not None:
+            rows_D, logits_at = rows_D[allowed.drawn_S], logits_at[allowed.drawn_S]
+        if not len(rows_D):
+            return self.offer(step, allowed, np.zeros(0, np.int64), report.merge(prompts, {}))
+        if len(logits_at) != len(hidden_LH):
+            hidden_LH = hidden_LH.index_select(0, self._tensor(logits_at))
+        logits_DV = self._model.logits(hidden_LH)
+        asking_D = np.flatnonzero(tables.wants_logprobs[rows_D])
         # A copy of what the model said, before the sampler changes it.
-        own_logits = logits_SV.index_select(0, self._tensor(asking_S)) if len(asking_S) else None
-        tokens_S = self._sampler.sample(logits_SV, rows_S, tables.num_tokens[rows_S])
+        own_logits = logits_DV.index_select(0, self._tensor(asking_D)) if len(asking_D) else None
+        tokens_D = self._sampler.sample(logits_DV, rows_D, tables.num_tokens[rows_D], allowed.masks if allowed else None)
         outputs = {}
         if own_logits is not None:
-            outputs = report.output_logprobs(tables, rows_S[asking_S], own_logits, tokens_S[asking_S])
-        return Outcome(counts_R, tokens_S, report.merge(prompts, outputs))
+            outputs = report.output_logprobs(tables, rows_D[asking_D], own_logits, tokens_D[asking_D])
+        return self.offer(step, allowed, tokens_D, report.merge(prompts, outputs))
 
     def _tensor(self, array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)

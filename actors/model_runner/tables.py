@@ -11,6 +11,7 @@ Shape letters: P rows of the plan, R rows that compute something, T their tokens
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy.typing as npt
 from radixcast.actors.model_runner.rows import Row, make_row
 from radixcast.protocols.buffers import unpack_ids
 from radixcast.protocols.errors import InternalError, ProtocolError, RequestError
-from radixcast.protocols.internal import END_ERROR, END_LENGTH, RowEnd, RowOpen, StepPlan
+from radixcast.protocols.internal import END_ERROR, END_GRAMMAR, END_LENGTH, RowEnd, RowOpen, StepPlan
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -28,6 +29,7 @@ INVALID_TOKEN = -1
 """Offered to `commit` for a row whose logits were no distribution."""
 
 _INVALID_LOGITS = InternalError("The model produced invalid numbers (NaN or infinity) for this request.").info
+_NO_ENDS: Mapping[int, RowEnd] = {}
 _NO_SLOTS = InternalError("This request was planned without room in the KV cache.").info
 
 
@@ -40,6 +42,8 @@ class StepLayout:
     index_R: IntArray
     """Place of each row in the plan."""
     rows_R: IntArray
+    most_R: IntArray
+    """What the plan says of each row: most tokens to compute, and most to append."""
     counts_R: IntArray
     """>= 1."""
     starts_R: IntArray
@@ -101,9 +105,13 @@ class RowTables:
         self.filtered = np.zeros(max_running, np.bool_)
         """Any of top_k, top_p, min_p is set."""
         self.adjusted = np.zeros(max_running, np.bool_)
-        """Logits change before the draw (penalties, bias, a grammar)."""
+        """Logits change before masks and the draw (penalties, bias)."""
+        self.constrained = np.zeros(max_running, np.bool_)
+        """The output must match a grammar."""
         self.wants_logprobs = np.zeros(max_running, np.bool_)
         self.rows: list[Row | None] = [None] * max_running
+        self.on_open: Callable[[int, Row], None] | None = None
+        """Called with each row that is opened; a RequestError that it raises ends the row."""
         self._undo = _Undo()
 
     # -- one step
@@ -134,10 +142,10 @@ class RowTables:
             self.alive[row] = False
             self._undo.ended.append(row)
         index_R = np.flatnonzero(count_P > 0)
-        return self._layout(len(rows_P), index_R, rows_P[index_R], count_P[index_R], ends)
+        return self._layout(counts_P, index_R, rows_P[index_R], count_P[index_R], ends)
 
     def _layout(
-        self, plan_rows: int, index_R: IntArray, rows_R: IntArray, counts_R: IntArray, ends: list[RowEnd]
+        self, counts_P: IntArray, index_R: IntArray, rows_R: IntArray, counts_R: IntArray, ends: list[RowEnd]
     ) -> StepLayout:
         starts_R = self.num_computed[rows_R]
         row_starts = np.zeros(len(rows_R) + 1, np.int64)
@@ -149,9 +157,10 @@ class RowTables:
             positions_T = np.arange(row_starts[-1]) + np.repeat(starts_R - row_starts[:-1], counts_R)
         known_R = self.num_tokens[rows_R]
         return StepLayout(
-            plan_rows=plan_rows,
+            plan_rows=len(counts_P),
             index_R=index_R,
             rows_R=rows_R,
+            most_R=counts_P[index_R],
             counts_R=counts_R,
             starts_R=starts_R,
             row_starts=row_starts,
@@ -162,13 +171,16 @@ class RowTables:
             ends=ends,
         )
 
-    def commit(self, step: StepLayout, offered_R: IntArray, tokens: IntArray) -> tuple[IntArray, IntArray, list[RowEnd]]:
+    def commit(
+        self, step: StepLayout, offered_R: IntArray, tokens: IntArray, behind: Mapping[int, RowEnd] = _NO_ENDS
+    ) -> tuple[IntArray, IntArray, list[RowEnd]]:
         """Append the offered tokens (row after row), each row up to its end.
 
-        Returns how many each row took (int64 [R]), those tokens, and the rows that ended.
+        `behind`: how rows end behind all that is offered to them, unless something ends them earlier (END_GRAMMAR wins over
+        the length at the same token). Returns how many each row took (int64 [R]), those tokens, and the rows that ended.
         """
         rows_R = step.rows_R
-        taken_R, ends = self._find_ends(step, offered_R, tokens)
+        taken_R, ends = self._find_ends(step, offered_R, tokens, behind)
         if (taken_R != offered_R).any():
             within = np.arange(len(tokens)) - np.repeat(np.cumsum(offered_R) - offered_R, offered_R)
             tokens = tokens[within < np.repeat(taken_R, offered_R)]
@@ -184,7 +196,9 @@ class RowTables:
         self.alive[[end.row for end in ends]] = False
         return taken_R, tokens, ends
 
-    def _find_ends(self, step: StepLayout, offered_R: IntArray, tokens: IntArray) -> tuple[IntArray, list[RowEnd]]:
+    def _find_ends(
+        self, step: StepLayout, offered_R: IntArray, tokens: IntArray, behind: Mapping[int, RowEnd]
+    ) -> tuple[IntArray, list[RowEnd]]:
         taken = offered_R.copy()
         ends: list[RowEnd] = []
         known_R = self.num_tokens[step.rows_R]
@@ -194,11 +208,15 @@ class RowTables:
         values, at = tokens.tolist(), 0
         for r, count in enumerate(offered_R.tolist()):
             end = RowEnd(row=rows[r], reason=END_LENGTH) if full[r] else None
+            last = behind.get(rows[r])
             for used, token in enumerate(values[at : at + count]):
                 end, kept = self._end_at(rows[r], token, room[r] - used)
                 if end:
                     taken[r] = used + kept
+                    if end.reason == END_LENGTH and used + 1 == count and last and last.reason == END_GRAMMAR:
+                        end = last
                     break
+            end = end or last
             at += count
             if end:
                 ends.append(end)
@@ -265,6 +283,8 @@ class RowTables:
                 context_length=self.context_length,
                 total_tokens=self.total_tokens,
             )
+            if self.on_open is not None:
+                self.on_open(opening.row, row)
         except RequestError as error:
             self.alive[opening.row] = False
             return RowEnd(row=opening.row, reason=END_ERROR, error=error.info)
@@ -288,7 +308,7 @@ class RowTables:
         self.seed[r], self.choice[r] = (p.seed or 0) % 2**64, opening.choice
         self.greedy[r] = p.greedy
         self.filtered[r] = 1 <= p.top_k < self.vocab_size or p.top_p < 1 or p.min_p > 0
-        self.adjusted[r] = row.adjusted
+        self.adjusted[r], self.constrained[r] = row.adjusted, bool(row.grammar)
         self.wants_logprobs[r] = opening.logprobs
         self.alive[r] = True
 

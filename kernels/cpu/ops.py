@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
-from radixcast.kernels.cpu import loops
+from radixcast.kernels.cpu import loops, mask
 from radixcast.kernels.cpu.attention import CpuAttentionPlan, chunk_attention, plan_attention
 from radixcast.kernels.ops import Ops, PackedLinear, RaggedRows
 
@@ -61,6 +61,9 @@ class CpuOps(Ops):
             starts, lens = torch.tensor([0, 2], dtype=torch.int32), torch.tensor([2], dtype=torch.int32)
             rows = RaggedRows(starts, lens, torch.arange(2, dtype=torch.int32)[None], max_kv=2)
             self.attention(qkv_TAD, pool_SKD, pool_SKD, self.plan_attention(rows, None, dtype), 1.0)
+            at_N, mask_NW = torch.zeros(1, dtype=torch.int64), torch.ones(1, 1, dtype=torch.int32)
+            self.apply_bitmask_(torch.zeros(1, 2), at_N, mask_NW)
+            self.gather_allowed(torch.zeros(1, 2), at_N, mask_NW, 1)
 
     def rms_norm(self, x_TH: torch.Tensor, weight_H: torch.Tensor, eps: float) -> torch.Tensor:
         if x_TH.dtype is not torch.float32:
@@ -160,6 +163,22 @@ class CpuOps(Ops):
         out_TI = torch.empty_like(gate_TI)
         loops.silu_mul(gate_TI.numpy(), up_TI.numpy(), out_TI.numpy())
         return out_TI
+
+    def apply_bitmask_(self, logits_SV: torch.Tensor, at_N: torch.Tensor, mask_NW: torch.Tensor) -> None:
+        if logits_SV.dtype is not torch.float32:
+            super().apply_bitmask_(logits_SV, at_N, mask_NW)
+        else:
+            mask.apply_bitmask(logits_SV.numpy(), at_N.numpy(), mask_NW.numpy())
+
+    def gather_allowed(
+        self, logits_SV: torch.Tensor, at_N: torch.Tensor, mask_NW: torch.Tensor, width: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if logits_SV.dtype is not torch.float32:
+            return super().gather_allowed(logits_SV, at_N, mask_NW, width)
+        values_NK = torch.full((len(at_N), width), -torch.inf)
+        ids_NK = torch.zeros((len(at_N), width), dtype=torch.int64)
+        mask.gather_allowed(logits_SV.numpy(), at_N.numpy(), mask_NW.numpy(), values_NK.numpy(), ids_NK.numpy())
+        return values_NK, ids_NK
 
 
 def _blocked(x_TI: torch.Tensor, blocks_BIO: torch.Tensor) -> torch.Tensor:

@@ -232,10 +232,3 @@ def add_bias(logits_RV: torch.Tensor, rows_N: torch.Tensor, ids_N: torch.Tensor,
 def ban_tokens(logits_RV: torch.Tensor, rows_N: torch.Tensor, ids_N: torch.Tensor) -> None:
     """logits[rows[n], ids[n]] = -inf, in place. Indices int64."""
     logits_RV[rows_N, ids_N] = -torch.inf
-
-
-def apply_bitmask(logits_RV: torch.Tensor, mask_RW: torch.Tensor) -> None:
-    """logits = -inf where the bit is 0, in place. mask_RW: int32 [R, ceil(V / 32)]; bit v % 32 of word v // 32 is token v."""
-    bits = torch.arange(32, dtype=torch.int32, device=mask_RW.device)
-    allowed_RV = ((mask_RW[:, :, None] >> bits) & 1).flatten(1)[:, : logits_RV.shape[1]].bool()
-    logits_RV.masked_fill_(~allowed_RV, -torch.inf)

@@ -230,11 +230,3 @@ def test_bias_bans_and_bitmask() -> None:
     assert logits.sum() == 4
     sampling.ban_tokens(logits, rows, ids)
     assert logits.isinf().sum() == 3
-
-    allowed = np.zeros((2, 96), np.uint8)
-    allowed[0, [0, 31, 32, 69]] = 1
-    allowed[1, 5] = 1
-    mask = torch.from_numpy(np.packbits(allowed, axis=1, bitorder="little").view("<i4").copy())
-    logits = torch.zeros(2, 70)
-    sampling.apply_bitmask(logits, mask)
-    assert [np.flatnonzero(row.isfinite().numpy()).tolist() for row in logits] == [[0, 31, 32, 69], [5]]

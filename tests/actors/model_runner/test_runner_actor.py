@@ -12,12 +12,15 @@ import pytest
 
 from fakes.plans import Planner, appended, opening
 from fakes.recorded_actor import Recorded, model_spec, node_setup
+from fakes.word_grammar import WordGrammar, grammar
 from radixcast.actors.model_runner.actor import ModelRunnerActor, build_executor
 from radixcast.actors.model_runner.executor import Executor
 from radixcast.actors.model_runner.free import FreeRunner
+from radixcast.actors.model_runner.grammar_store import Builder
 from radixcast.actors.setup import SCHEDULER, NodeSetup
 from radixcast.protocols.errors import StartupError
-from radixcast.protocols.internal import Capacity, StepPlan, StepResult
+from radixcast.protocols.grammar import GRAMMAR_MISSING, GrammarSpec
+from radixcast.protocols.internal import END_GRAMMAR, Capacity, GrammarPrepare, GrammarReady, StepPlan, StepResult
 
 
 class Quiet(Recorded, ModelRunnerActor):
@@ -26,6 +29,8 @@ class Quiet(Recorded, ModelRunnerActor):
     loop: asyncio.AbstractEventLoop
     executor: Executor | StartupError | None = None
     """Built, or raised, instead of the free runner."""
+    builder: Builder | None = None
+    """Builds grammars."""
 
     def call_soon_threadsafe(self, function: Callable[..., object], *args: Any) -> None:
         self.loop.call_soon_threadsafe(function, *args)
@@ -34,6 +39,9 @@ class Quiet(Recorded, ModelRunnerActor):
         if isinstance(self.executor, StartupError):
             raise self.executor
         return self.executor or super().build()
+
+    def make_builder(self) -> Builder:
+        return self.builder or super().make_builder()
 
 
 def setup_in(folder: Path, **args: Any) -> NodeSetup:
@@ -143,6 +151,52 @@ async def test_plans_of_a_dead_scheduler_are_dropped(runner: Quiet) -> None:
     assert [r.number for r in results(runner)] == [4]
     assert executor.executed in ([1, 4], [4])  # the one that ran already runs to its end
     assert not runner.busy
+
+
+class OneWord:
+    """Grammars whose language is their text."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Semaphore(0)
+
+    def build(self, spec: GrammarSpec) -> WordGrammar:
+        assert self.gate.acquire(timeout=20)
+        return grammar([spec.text.encode()])
+
+
+async def test_a_grammar_is_built_beside_the_steps(runner: Quiet) -> None:
+    runner.builder = builder = OneWord()
+    await runner.start()
+    spec, planner = GrammarSpec(kind="regex", text="123"), Planner()
+    await runner.say(GrammarPrepare(spec=spec), SCHEDULER)
+    plan = planner.plan({0: 1, 1: 1}, [opening(0, [1]), opening(1, [1], grammar=spec.key)])
+    await runner.say(plan, SCHEDULER)  # too early: nothing waits for it
+    await until(lambda: results(runner))
+    assert [(e.row, e.error and e.error.code) for e in results(runner)[0].ends] == [(1, GRAMMAR_MISSING)]
+    builder.gate.release()
+    await until(lambda: runner.take(GrammarReady))
+    plan = planner.plan({2: 8}, [opening(2, [1], grammar=spec.key)])
+    await runner.say(plan, SCHEDULER)
+    await until(lambda: results(runner))
+    assert appended(plan, results(runner)[0]) == {2: list(b"123")[:3]}
+    assert [e.reason for e in results(runner)[0].ends] == [END_GRAMMAR]
+    assert runner.stats()["grammar_bytes"] == 100
+
+
+async def test_a_new_scheduler_finds_the_grammars_but_no_answers_of_the_old_one(runner: Quiet) -> None:
+    runner.builder = builder = OneWord()
+    await runner.start()
+    spec = GrammarSpec(kind="regex", text="123")
+    await runner.say(GrammarPrepare(spec=spec), SCHEDULER)
+    before = runner.progress
+    runner.on_link_down(SCHEDULER, "died")
+    builder.gate.release()
+    await until(lambda: runner.progress > before)
+    assert runner.take(GrammarReady) == []
+    runner.on_link_up(SCHEDULER)
+    await runner.say(GrammarPrepare(spec=spec), SCHEDULER)
+    await until(lambda: runner.sent)
+    await until(lambda: GrammarReady(key=spec.key) in [m for _, m in runner.sent])
 
 
 async def test_a_broken_device_ends_the_actor(runner: Quiet) -> None:
