@@ -1,7 +1,8 @@
 """python -m radixcast.bench_serving: throughput, latency and cache hits of any OpenAI server under a fixed workload.
 
 Prompts are deterministic (--seed) and differ between runs of --repeat, so that a prefix cache can hit only what the
-workload itself repeats. A line of JSON per run goes to standard output, a table and the progress to standard error.
+workload itself repeats. A line of JSON per run (for json and json-fixed: per variant of it) goes to standard output, a table
+and the progress to standard error.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from rich.progress import Progress
 from radixcast.bench.client import BenchClient
 from radixcast.bench.prompts import Prompts, count_with_file, count_with_server, make_prompts
 from radixcast.bench.report import Figures, print_table, summarise
-from radixcast.bench.workloads import WORKLOADS, run_workload, warm_up
+from radixcast.bench.structured import STRUCTURED, Structured, run_structured
+from radixcast.bench.workloads import WORKLOADS, Tick, Workload, run_workload, warm_up
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m radixcast.bench_serving", description=__doc__)
     add = parser.add_argument
     add("--base-url", default="http://127.0.0.1:30000", help="the server's address, with or without /v1")
-    add("--workload", choices=[*WORKLOADS], default="batch16")
+    add("--workload", choices=[*WORKLOADS, *STRUCTURED], default="batch16")
     add("--model", help="name to send (default: the first of /v1/models)")
     add(
         "--tokenizer", help="tokenizer.json or its folder (default: the server's /tokenize; without one, words count as tokens)"
@@ -92,10 +94,11 @@ async def _bench(options: argparse.Namespace, console: Console) -> list[Figures]
         client = BenchClient(session, base_url, model, options.extra_request_body)
         if options.warmup > 0:
             await warm_up(client, prompts, random.Random(f"{options.seed}/warm-up"), options.warmup)
-        runs = []
+        runs: list[Figures] = []
         for number in range(1, options.repeat + 1):
-            runs.append(await _one_run(options, client, prompts, number, console))
-            _emit(runs[-1], options.output_file)
+            for figures in await _one_run(options, client, prompts, number, console):
+                runs.append(figures)
+                _emit(figures, options.output_file)
         return runs
 
 
@@ -111,17 +114,26 @@ async def _first_model(session: aiohttp.ClientSession, base_url: str) -> str:
 
 async def _one_run(
     options: argparse.Namespace, client: BenchClient, prompts: Prompts, number: int, console: Console
-) -> Figures:
-    workload = WORKLOADS[options.workload].scaled(options.num_prompts)
+) -> list[Figures]:
+    known: dict[str, Workload | Structured] = {**WORKLOADS, **STRUCTURED}
+    workload = known[options.workload].scaled(options.num_prompts)
     rng = random.Random(f"{options.seed}/{options.workload}/{number}")
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(f"{options.workload} {number}/{options.repeat}", total=workload.requests)
-        start = time.perf_counter()
-        samples = await run_workload(workload, client, prompts, rng, lambda n: progress.update(task, advance=n))
-        seconds = time.perf_counter() - start
+        found = await _run(workload, client, prompts, rng, lambda n: progress.update(task, advance=n))
     about = {"workload": options.workload, "run": number, "base_url": client.base_url, "model": client.model}
     setting = {"label": options.label, "seed": options.seed, "exact_prompts": prompts.exact}
-    return {**about, **setting, "concurrency": workload.concurrency, **summarise(samples, seconds)}
+    return [{**about, **setting, "concurrency": workload.concurrency, **figures} for figures in found]
+
+
+async def _run(
+    workload: Workload | Structured, client: BenchClient, prompts: Prompts, rng: random.Random, tick: Tick
+) -> list[Figures]:
+    if isinstance(workload, Structured):
+        return await run_structured(workload, client, prompts, rng, tick)
+    start = time.perf_counter()
+    samples = await run_workload(workload, client, prompts, rng, tick)
+    return [summarise(samples, time.perf_counter() - start)]
 
 
 def _emit(figures: Figures, output: Path | None) -> None:

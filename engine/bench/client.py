@@ -25,6 +25,8 @@ class Sample:
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    forced_tokens: int | None = None
+    """Of the completion tokens, those that a grammar forced; None: the server does not tell."""
     has_usage: bool = False
     """False: the server reported no usage, and events were counted for tokens."""
     finish_reason: str | None = None
@@ -63,9 +65,9 @@ class BenchClient:
         """POST /v1/completions, streamed, greedy, exactly `max_tokens` long where the server knows ignore_eos."""
         return await self._stream("/v1/completions", {"prompt": prompt, "max_tokens": max_tokens})
 
-    async def chat(self, messages: list[dict[str, str]], max_tokens: int) -> Sample:
-        """POST /v1/chat/completions, likewise."""
-        return await self._stream("/v1/chat/completions", {"messages": messages, "max_tokens": max_tokens})
+    async def chat(self, messages: list[dict[str, str]], max_tokens: int, **extra: Any) -> Sample:
+        """POST /v1/chat/completions, likewise; `extra` goes into the body."""
+        return await self._stream("/v1/chat/completions", {"messages": messages, "max_tokens": max_tokens, **extra})
 
     async def _stream(self, path: str, body: dict[str, Any]) -> Sample:
         request = {
@@ -122,6 +124,7 @@ def _take(event: dict[str, Any], sample: Sample, now: float) -> None:
         sample.prompt_tokens = usage.get("prompt_tokens") or 0
         sample.completion_tokens = usage.get("completion_tokens") or 0
         sample.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        sample.forced_tokens = (usage.get("completion_tokens_details") or {}).get("forced_tokens")
     for choice in event.get("choices") or ():
         piece = choice.get("text") or (choice.get("delta") or {}).get("content")
         if piece:

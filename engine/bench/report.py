@@ -32,6 +32,11 @@ _ROWS = (
     ("e2e p50", "e2e_ms_p50", "ms"),
     ("e2e p90", "e2e_ms_p90", "ms"),
     ("e2e p99", "e2e_ms_p99", "ms"),
+    ("valid JSON", "json_valid", ""),
+    ("forced tokens", "forced_tokens", ""),
+    ("output rate / plain", "output_throughput_vs_plain", ""),
+    ("request rate / no jump", "request_throughput_vs_no_jump", ""),
+    ("texts as without jump", "same_text_as_no_jump", ""),
 )
 
 
@@ -84,17 +89,22 @@ def _spread(name: str, seconds: Sequence[float], percentiles: Sequence[int]) -> 
 
 
 def print_table(runs: Sequence[Figures], console: Console) -> None:
-    """One column a run."""
+    """One column a run, or a variant of one."""
     table = Table(title=f"{runs[0]['workload']} on {runs[0]['base_url']} ({runs[0]['model']})", title_justify="left")
     table.add_column("")
     for run in runs:
-        table.add_column(f"run {run['run']}", justify="right")
+        table.add_column(_title(run), justify="right")
     table.add_column("", style="dim")
     for title, key, unit in _ROWS:
-        table.add_row(title, *("–" if run[key] is None else f"{run[key]:g}" for run in runs), unit)
+        if any(key in run for run in runs):
+            table.add_row(title, *("–" if run.get(key) is None else f"{run[key]:g}" for run in runs), unit)
     console.print(table)
     for run in runs:
         if run.get("first_error"):
-            console.print(f"run {run['run']}: first error: {run['first_error']}", markup=False)
+            console.print(f"{_title(run)}: first error: {run['first_error']}", markup=False)
         if not run["usage_reported"]:
-            console.print(f"run {run['run']}: the server reports no usage; tokens are counted by events", markup=False)
+            console.print(f"{_title(run)}: the server reports no usage; tokens are counted by events", markup=False)
+
+
+def _title(run: Figures) -> str:
+    return f"run {run['run']}" + (f" {run['variant']}" if "variant" in run else "")

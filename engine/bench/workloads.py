@@ -60,12 +60,12 @@ WORKLOADS = {
 async def run_workload(
     workload: Workload, client: BenchClient, prompts: Prompts, rng: random.Random, tick: Tick
 ) -> list[Sample]:
-    """Run all requests, `concurrency` at a time, and return their samples in order of ending."""
+    """Run all requests, `concurrency` at a time, and return their samples."""
     if workload.turns > 1:
         jobs = [_conversation(workload, client, prompts, rng, tick) for _ in range(workload.requests // workload.turns)]
     else:
         jobs = [_single(workload, client, text, tick) for text in _texts(workload, prompts, rng)]
-    return await _at_once(workload.concurrency, jobs)
+    return await run_at_once(workload.concurrency, jobs)
 
 
 async def warm_up(client: BenchClient, prompts: Prompts, rng: random.Random, requests: int) -> None:
@@ -113,16 +113,16 @@ def _conversation(workload: Workload, client: BenchClient, prompts: Prompts, rng
     return job
 
 
-async def _at_once(limit: int, jobs: Iterable[Job]) -> list[Sample]:
-    """Run jobs in order, `limit` at a time: the next starts when one ends."""
-    waiting = iter(jobs)
-    done: list[Sample] = []
+async def run_at_once(limit: int, jobs: Iterable[Job]) -> list[Sample]:
+    """Run jobs in order, `limit` at a time: the next starts when one ends. Samples in order of the jobs."""
+    waiting = iter(enumerate(jobs))
+    done: dict[int, list[Sample]] = {}
 
     async def worker() -> None:
-        for job in waiting:
-            done.extend(await job())
+        for number, job in waiting:
+            done[number] = await job()
 
     async with asyncio.TaskGroup() as group:
         for _ in range(limit):
             group.create_task(worker())
-    return done
+    return [sample for number in sorted(done) for sample in done[number]]

@@ -214,3 +214,32 @@ def test_figures_of_known_samples() -> None:
     assert figures["cache_hit_rate"] == 0.5
     assert figures["e2e_ms_p50"] == 1000
     assert percentile([], 50) is None
+
+
+@pytest.mark.parametrize(("workload", "compact"), [("json", False), ("json-fixed", True)])
+async def test_schemas_are_compared_with_no_schema(capsys: pytest.CaptureFixture[str], workload: str, compact: bool) -> None:
+    async with FakeOpenAI(forced=5) as server:
+        assert await bench(server, "--workload", workload, "--num-prompts", "12") == 0
+    out, err = capsys.readouterr()
+    plain, schema, jump = lines(out)
+    assert [run["variant"] for run in (plain, schema, jump)] == ["plain", "schema", "schema+jump"]
+    assert [run["requests"] for run in (plain, schema, jump)] == [12, 12, 12]
+    assert plain["completion_tokens"] == schema["completion_tokens"]
+    assert schema["output_throughput_vs_plain"] > 0
+    assert jump["request_throughput_vs_no_jump"] > 0
+    assert (jump["forced_tokens"], jump["same_text_as_no_jump"], jump["json_valid"]) == (12 * 5, 12, 0)
+    assert "output rate / plain" in err
+    bodies = [body for _, body in server.requests[1:]]  # the first one asks what the server can
+    with_schema = [body for body in bodies if "response_format" in body]
+    assert len(with_schema) == 24
+    assert all(body["response_format"]["json_schema"]["schema"]["type"] == "object" for body in with_schema)
+    assert sum(body["jump_forward"] for body in with_schema) == 12
+    assert all((body.get("json_whitespace") == "compact") == compact for body in with_schema)
+    assert len({body["cache_salt"] for body in bodies}) == 3
+    assert len({json.dumps(body["messages"]) for body in bodies}) == 12
+
+
+async def test_a_server_without_jump_forward_has_two_variants(capsys: pytest.CaptureFixture[str]) -> None:
+    async with FakeOpenAI() as server:
+        assert await bench(server, "--workload", "json", "--num-prompts", "3") == 0
+    assert [run["variant"] for run in lines(capsys.readouterr().out)] == ["plain", "schema"]

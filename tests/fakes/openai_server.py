@@ -18,12 +18,20 @@ class FakeOpenAI:
     """
 
     def __init__(
-        self, *, usage: bool = True, tokenize: bool = True, fail_every: int = 0, cut_every: int = 0, hold: int = 1
+        self,
+        *,
+        usage: bool = True,
+        tokenize: bool = True,
+        fail_every: int = 0,
+        cut_every: int = 0,
+        hold: int = 1,
+        forced: int | None = None,
     ) -> None:
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.running = 0
         self.most_running = 0
         self._usage = usage
+        self._forced = forced
         self._fail_every = fail_every
         self._cut_every = cut_every
         self._hold = hold
@@ -95,7 +103,9 @@ class FakeOpenAI:
             if cut:
                 return response
         if self._usage:
-            used = {"prompt_tokens": len(prompt.split()), "completion_tokens": body["max_tokens"]}
+            used: dict[str, Any] = {"prompt_tokens": len(prompt.split()), "completion_tokens": body["max_tokens"]}
+            if self._forced is not None:
+                used["completion_tokens_details"] = {"forced_tokens": self._forced if body.get("jump_forward", True) else 0}
             await send({"choices": [], "usage": {**used, "prompt_tokens_details": {"cached_tokens": cached}}})
         await response.write(b"data: [DONE]\n\n")
         return response
