@@ -5,9 +5,9 @@
     clients ──► Generate, Abort, Tokenize, Detokenize, Control       Submit, AbortOf, ControlOf ──► scheduler
             ◄── Welcome, Refused, TokenizeReply, …                   SubmitRefused, ControlDone, Capacity ◄──
 
-Short texts are tokenised at once; long ones and chat templates run in a few threads, so the mailbox never waits for one. An
-Abort that overtakes its request there is remembered with the request. Knows nothing of the KV cache, of other requests, or
-of HTTP.
+Short texts are tokenised at once; long ones and chat templates run in a few threads, and constraints are proved to compile in
+a process of their own, so the mailbox never waits for one. An Abort that overtakes its request there is remembered with the
+request. Knows nothing of the KV cache, of other requests, or of HTTP.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from typing import TypeVar
 import msgspec
 
 from radixcast.actors.actor import Actor, Bind, Dial
+from radixcast.actors.grammar.prover import Prover
 from radixcast.actors.setup import CLIENT_PREFIX, SCHEDULER, TOKENIZER, NodeSetup
 from radixcast.actors.tokenizer.admission import Admission, prompt_ids
 from radixcast.actors.tokenizer.chat_template import ChatTemplate
+from radixcast.actors.tokenizer.constraints import grammar_of, named
 from radixcast.actors.tokenizer.loading import load_tokenizer
 from radixcast.actors.tokenizer.text_encoder import TextEncoder
 from radixcast.protocols import limits
 from radixcast.protocols.buffers import Int32Array, pack_ids, unpack_ids
 from radixcast.protocols.errors import ErrorInfo, InternalError, InvalidRequest, Overloaded, RequestAborted, RequestError
+from radixcast.protocols.grammar import GrammarSpec
 from radixcast.protocols.internal import (
     AbortOf,
     Capacity,
@@ -52,6 +55,7 @@ from radixcast.protocols.public import (
     TokenizeReply,
     Welcome,
 )
+from radixcast.protocols.sampling import SamplingParams
 
 SHORT_CHARS = 4096
 """Texts up to this are tokenised in the mailbox (about a millisecond)."""
@@ -67,7 +71,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class _Job:
-    """A request whose prompt is being made in a thread."""
+    """A request whose prompt is being made in a thread, or whose grammar is being proved."""
 
     client: str
     message: Generate | Tokenize
@@ -91,6 +95,7 @@ class TokenizerActor(Actor):
         self._jobs: set[_Job] = set()
         self._job_chars = 0
         self._draining = False
+        self._prover = Prover(self.model, self.args, setup.run_dir)
         self._texts = ThreadPoolExecutor(THREADS, "tokenize")
         self._templates = ThreadPoolExecutor(THREADS, "template")
         self._refused = 0
@@ -117,7 +122,8 @@ class TokenizerActor(Actor):
             await asyncio.sleep(0.01)
 
     async def stop(self) -> None:
-        """End the threads; what runs in them is forgotten."""
+        """End the threads and the process that proves grammars; what runs in them is forgotten."""
+        await self._prover.close()
         self._texts.shutdown(wait=False, cancel_futures=True)
         self._templates.shutdown(wait=False, cancel_futures=True)
 
@@ -128,15 +134,17 @@ class TokenizerActor(Actor):
         if self._draining:
             raise Overloaded("the server is shutting down", retry_after=1.0)
         self._admission.check(message)
-        if message.input_ids is not None:
+        if message.sampling.constraint:
+            self._start_job(_Job(peer, message, _chars(message)))
+        elif message.input_ids is not None:
             self._submit(message, peer, prompt_ids(message, self._encoder))
         elif message.text is not None and len(message.text) <= SHORT_CHARS:
             self._submit(message, peer, self._encoder.encode(message.text, add_special_tokens=message.add_special_tokens))
         else:
             self._start_job(_Job(peer, message, _chars(message)))
 
-    def _submit(self, message: Generate, client: str, prompt: Int32Array) -> None:
-        submit = self._admission.submit(message, client, prompt)
+    def _submit(self, message: Generate, client: str, prompt: Int32Array, grammar: GrammarSpec | None = None) -> None:
+        submit = self._admission.submit(message, client, prompt, grammar)
         if not self.send(SCHEDULER, submit):
             raise Overloaded("the scheduler can't take requests now", retry_after=1.0)
         self._submitted += 1
@@ -206,8 +214,9 @@ class TokenizerActor(Actor):
                 self.send(job.client, await self._tokenized_later(job.message))
             else:
                 prompt = await self._prompt_later(job.message)
+                grammar = None if job.aborted else await self._proved(job.message.sampling)
                 if not job.aborted:
-                    self._submit(job.message, job.client, prompt)
+                    self._submit(job.message, job.client, prompt, grammar)
         except Exception as error:  # the border of one request: told to its client, the actor goes on
             if not job.aborted:
                 await self.on_error(error, job.message, job.client)
@@ -216,7 +225,19 @@ class TokenizerActor(Actor):
             self._job_chars -= job.chars
             self.progress += 1
 
+    async def _proved(self, sampling: SamplingParams) -> GrammarSpec | None:
+        """The request's grammar, once it is known to compile. Raises GrammarError, Overloaded."""
+        grammar = grammar_of(sampling, self.args)
+        if grammar is not None:
+            try:
+                await self._prover.prove(grammar)
+            except RequestError as error:
+                raise named(error.info, sampling).to_exception() from None
+        return grammar
+
     async def _prompt_later(self, message: Generate) -> Int32Array:
+        if message.input_ids is not None:
+            return prompt_ids(message, self._encoder)
         if message.chat is not None:
             return await self._encode_later(await self._render_later(message.chat), False)
         return await self._encode_later(message.text or "", message.add_special_tokens)
@@ -335,7 +356,12 @@ class TokenizerActor(Actor):
 
     def stats(self) -> dict[str, float]:
         """Prompts in threads, and what became of requests since start."""
-        return {"jobs": len(self._jobs), "submitted_total": self._submitted, "refused_total": self._refused}
+        return {
+            "jobs": len(self._jobs),
+            "submitted_total": self._submitted,
+            "refused_total": self._refused,
+            **self._prover.stats(),
+        }
 
 
 def _chars(message: Generate | Tokenize) -> int:
@@ -343,5 +369,10 @@ def _chars(message: Generate | Tokenize) -> int:
     if isinstance(message, Tokenize):
         texts = sum(map(len, message.texts))
     else:
-        texts = len(message.text or "")
+        texts = len(message.text or "") + len(message.input_ids or b"") + _grammar_chars(message.sampling)
     return texts + (sum(len(str(m.get("content", ""))) for m in message.chat.messages) if message.chat else 0)
+
+
+def _grammar_chars(sampling: SamplingParams) -> int:
+    texts = (sampling.regex, sampling.json_schema, sampling.ebnf, sampling.structural_tag, *sampling.choices)
+    return sum(len(text) for text in texts if text)

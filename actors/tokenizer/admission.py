@@ -17,6 +17,7 @@ from radixcast.actors.tokenizer.text_encoder import TextEncoder
 from radixcast.protocols import limits
 from radixcast.protocols.buffers import Int32Array, pack_ids, unpack_ids
 from radixcast.protocols.errors import ContextLengthExceeded, InvalidRequest
+from radixcast.protocols.grammar import GrammarSpec
 from radixcast.protocols.internal import Capacity, Submit
 from radixcast.protocols.model import ModelSpec
 from radixcast.protocols.public import Generate
@@ -57,8 +58,8 @@ class Admission:
         self._check_constraint(sampling)
         self._check_logprobs(generate)
 
-    def submit(self, generate: Generate, client: str, prompt: Int32Array) -> Submit:
-        """The admissible request. Raises InvalidRequest, ContextLengthExceeded."""
+    def submit(self, generate: Generate, client: str, prompt: Int32Array, grammar: GrammarSpec | None = None) -> Submit:
+        """The admissible request; `grammar` has been proved. Raises InvalidRequest, ContextLengthExceeded."""
         output = _ids(generate.output_ids, "output_ids")
         self._encoder.check_ids(output, "output_ids")
         param = _prompt_param(generate)
@@ -99,6 +100,7 @@ class Admission:
             depth=generate.depth,
             return_prompt_ids=generate.return_prompt_ids,
             return_text_in_logprobs=generate.return_text_in_logprobs,
+            grammar=grammar,
         )
 
     def _resolve(self, sampling: SamplingParams, prompt_length: int) -> SamplingParams:
@@ -147,13 +149,10 @@ class Admission:
             stop_regex(sampling.stop_regex)  # refuses what the detokenizer could not match
 
     def _check_constraint(self, sampling: SamplingParams) -> None:
-        """Where constrained output will be compiled and proven; there is no grammar engine yet."""
-        if sampling.constraint:
-            raise InvalidRequest(
-                f"{sampling.constraint} is not supported yet: this server has no constrained output",
-                param=f"sampling_params.{sampling.constraint}",
-                code="unsupported_parameter",
-            )
+        """What a constraint says is proved later, in a process of its own."""
+        if sampling.constraint and not self._encoder.has_text:
+            name = sampling.constraint
+            raise InvalidRequest(f"{name} needs text, but this model has no tokenizer", param=f"sampling_params.{name}")
 
     def _check_logprobs(self, generate: Generate) -> None:
         _need(generate.logprob_start >= -1, "logprob_start", ">= -1", generate.logprob_start)

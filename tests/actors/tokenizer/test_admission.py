@@ -18,6 +18,7 @@ from radixcast.actors.tokenizer.text_encoder import TextEncoder
 from radixcast.protocols import limits
 from radixcast.protocols.buffers import pack_ids, unpack_ids
 from radixcast.protocols.errors import ContextLengthExceeded, InvalidRequest
+from radixcast.protocols.grammar import GrammarSpec
 from radixcast.protocols.internal import Capacity, Submit
 from radixcast.protocols.public import Chat, Generate
 from radixcast.protocols.sampling import SamplingParams
@@ -28,8 +29,8 @@ MODEL = model_spec(
 ENCODER = TextEncoder(byte_tokenizer(), MODEL)
 
 
-def admit(admission: Admission | None = None, **fields: Any) -> Submit:
-    """The whole way of a request with ids or text."""
+def admit(admission: Admission | None = None, grammar: GrammarSpec | None = None, **fields: Any) -> Submit:
+    """The whole way of a request with ids or text; `grammar` has been proved."""
     admission = admission or Admission(MODEL, ENCODER)
     values: dict[str, Any] = {"rid": "r", "sampling": SamplingParams(max_new_tokens=16)}
     if "input_ids" not in fields:
@@ -40,7 +41,7 @@ def admit(admission: Admission | None = None, **fields: Any) -> Submit:
         prompt = prompt_ids(generate, ENCODER)
     else:
         prompt = ENCODER.encode(generate.text or "", add_special_tokens=generate.add_special_tokens)
-    return admission.submit(generate, "client:a", prompt)
+    return admission.submit(generate, "client:a", prompt, grammar)
 
 
 def params(**fields: Any) -> dict[str, Any]:
@@ -81,10 +82,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (params(stop_regex=("(a+)+$x",)), "sampling_params.stop_regex"),
     (params(stop_regex=("[",)), "sampling_params.stop_regex"),
     (params(stop=("",)), "sampling_params.stop"),
-    (params(regex="(yes|no)"), "sampling_params.regex"),
-    (params(json_schema="{}"), "sampling_params.json_schema"),
-    (params(ebnf="root ::= 'a'"), "sampling_params.ebnf"),
-    (params(structural_tag="{}"), "sampling_params.structural_tag"),
+    (params(regex="(yes|no)", json_schema="{}"), "sampling_params.regex"),
     (params(max_new_tokens=None, min_new_tokens=500), "sampling_params.min_new_tokens"),
 ]
 
@@ -98,9 +96,12 @@ def test_refusals_name_the_field(fields: dict[str, Any], param: str) -> None:
     assert len(caught.value.info.message) < 400
 
 
-def test_unsupported_constraints_say_so() -> None:
-    with pytest.raises(InvalidRequest, match="regex is not supported yet"):
-        admit(**params(regex="a"))
+@pytest.mark.parametrize("name", ["regex", "json_schema", "ebnf", "structural_tag"])
+def test_constraints_need_text(name: str) -> None:
+    grammar = GrammarSpec(kind="regex", text="a")
+    assert admit(grammar=grammar, **params(**{name: "{}"})).grammar == grammar
+    with pytest.raises(InvalidRequest, match=f"{name} needs text"):
+        admit(Admission(MODEL, TextEncoder(None, MODEL)), input_ids=pack_ids([1]), **params(**{name: "{}"}))
 
 
 @pytest.mark.parametrize(
