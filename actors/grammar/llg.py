@@ -7,25 +7,20 @@ bits of control tokens out of each mask.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import llguidance
 import numpy as np
 
 from radixcast.actors.grammar.ebnf import to_lark
 from radixcast.actors.grammar.interface import GrammarError
+from radixcast.actors.grammar.json_options import check_spelling, json_options
 from radixcast.actors.grammar.schema import AdmittedSchema, admit_value, locate_empty, parse
 from radixcast.actors.grammar.structural_tag import tags_to_lark
 from radixcast.actors.grammar.vocabulary import Vocabulary
 from radixcast.protocols.buffers import Int32Array
 from radixcast.protocols.grammar import GrammarSpec
 from radixcast.protocols.limits import MAX_GRAMMAR_BYTES
-
-if TYPE_CHECKING:
-    from llguidance._lib import JsonCompileOptions
-
-PRETTY = r"( |\n( {0,48}|\t{0,16}))?"
-"""White space between JSON tokens: nothing, a blank, or one line break and its indentation."""
 
 
 class LlguidanceCompiled:
@@ -181,14 +176,6 @@ def compile_admitted(admitted: AdmittedSchema, whitespace: str, vocabulary: Voca
     return LlguidanceCompiled(grammar, vocabulary, code="invalid_schema")
 
 
-def check_spelling(admitted: AdmittedSchema, vocabulary: Vocabulary) -> None:
-    """Raise GrammarError when the vocabulary can't write one of the schema's constants."""
-    for pointer, text in admitted.constants:
-        if not vocabulary.can_spell(text):
-            message = f"the model's vocabulary has no tokens for the constant at {pointer}"
-            raise GrammarError(message, code="unsatisfiable_schema", param=pointer)
-
-
 def compile_ebnf(spec: GrammarSpec, vocabulary: Vocabulary) -> LlguidanceCompiled:
     """An `ebnf` spec: GBNF (rules `name ::= …`, one of them `root`) or Lark (rules `name: …`, one of them `start`)."""
     return compile_lark(to_lark(spec.text), vocabulary)
@@ -196,7 +183,12 @@ def compile_ebnf(spec: GrammarSpec, vocabulary: Vocabulary) -> LlguidanceCompile
 
 def compile_structural_tag(spec: GrammarSpec, vocabulary: Vocabulary) -> LlguidanceCompiled:
     """A `structural_tag` spec: free text with constrained parts."""
-    return compile_lark(tags_to_lark(spec, vocabulary), vocabulary)
+    try:
+        return compile_lark(tags_to_lark(spec, vocabulary), vocabulary)
+    except GrammarError as error:
+        if "oneOf" not in str(error) or error.info.param is not None:
+            raise
+    return compile_lark(tags_to_lark(spec, vocabulary, expand_one_of=True), vocabulary)
 
 
 def compile_lark(lark: str, vocabulary: Vocabulary) -> LlguidanceCompiled:
@@ -209,16 +201,6 @@ def compile_regex_llg(pattern: str, vocabulary: Vocabulary) -> LlguidanceCompile
     if len(pattern.encode("utf-8", "surrogatepass")) > MAX_GRAMMAR_BYTES:
         raise GrammarError(f"the expression is longer than {MAX_GRAMMAR_BYTES} bytes", code="grammar_too_large")
     return LlguidanceCompiled(llguidance.LLMatcher.grammar_from_regex(pattern), vocabulary, code="invalid_regex")
-
-
-def json_options(whitespace: str, admitted: AdmittedSchema) -> JsonCompileOptions:
-    """llguidance's JSON options for `GrammarSpec.whitespace`."""
-    options: JsonCompileOptions = {"lenient": False, "coerce_one_of": False, "whitespace_flexible": whitespace != "compact"}
-    if whitespace != "compact":
-        options["whitespace_pattern"] = PRETTY if whitespace == "flexible" else whitespace
-    if not admitted.unicode_escapes:
-        options["json_allowed_escapes"] = 'nrbtf\\"'
-    return options
 
 
 def _placed(error: GrammarError, document: Any) -> GrammarError:

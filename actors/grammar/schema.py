@@ -13,9 +13,9 @@ import re
 from typing import Any, NamedTuple
 
 from radixcast.actors.grammar.interface import GrammarError
-from radixcast.actors.grammar.schema_keywords import Walker
 from radixcast.actors.grammar.schema_live import check_live
 from radixcast.actors.grammar.schema_refs import children
+from radixcast.actors.grammar.schema_walk import Walker
 from radixcast.protocols.limits import MAX_GRAMMAR_BYTES, MAX_GRAMMAR_DEPTH
 
 ANY_JSON = "$$ANY$$"
