@@ -64,6 +64,9 @@ PATIENCE_SECONDS = 60.0
 FLUSH_SECONDS = 1.0
 """How long `close` waits until the node has taken the aborts."""
 
+ANSWER_SECONDS = 30.0
+"""How long a question (tokenize, stats, …) waits for its answer; a node that replaces an actor is asked again meanwhile."""
+
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -193,6 +196,7 @@ class EngineClient:
         """One prompt (text, or token ids) -> its whole output. `fields` are further fields of Generate. Raises RequestError."""
         params = sampling_params
         if not isinstance(params, SamplingParams):
+            fields.setdefault("clip", not sampling.says_length(params))
             params = sampling.parse(params or {})
         if isinstance(prompt, str):
             fields["text"] = prompt
@@ -240,7 +244,11 @@ class EngineClient:
         _check_encodable(question)
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         desk.ask(question, question.id, answer)
-        reply = await answer
+        try:
+            reply = await asyncio.wait_for(answer, ANSWER_SECONDS)
+        except TimeoutError:
+            text = f"the node at {self.endpoint} gave no answer within {ANSWER_SECONDS:g} s"
+            raise Overloaded(text, code="node_unavailable", retry_after=1.0) from None
         if not isinstance(reply, ControlReply) and reply.error is not None:
             raise reply.error.to_exception()
         return reply

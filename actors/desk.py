@@ -123,7 +123,7 @@ class Desk:
         if not stream.sent:
             self._end(stream, RequestAborted(reason or "cancelled before it was sent"))
             return
-        self._queue.appendleft(Abort(rid=stream.rid, reason=reason))
+        self._queue.appendleft(Abort(rid=stream.rid, reason=reason, exact=True))
         self._later(CANCEL_SECONDS, lambda: self._end(stream, RequestAborted("cancelled")))
         self.pump()
 
@@ -253,7 +253,7 @@ class Desk:
         """Repeat towards the tokenizer what nothing has come of."""
         for stream in list(self._streams.values()):
             if stream.cancelled:
-                self._queue.append(Abort(rid=stream.rid))
+                self._queue.append(Abort(rid=stream.rid, exact=True))
             elif stream.sent and not stream.started:
                 self._resubmit(stream)
         self._queue.extend(question for question, _ in self._questions.values())
@@ -264,7 +264,7 @@ class Desk:
                 stream.feed(last_words)
         if stream.fruitless >= MAX_FRUITLESS:
             error = InternalError(f"the engine lost request {stream.rid} {stream.fruitless} times in a row")
-            self._queue.append(Abort(rid=stream.rid, reason="given up"))
+            self._queue.append(Abort(rid=stream.rid, reason="given up", exact=True))
             self._end(stream, error)
             return
         stream.resubmit()

@@ -79,7 +79,8 @@ def parse_native(body: Mapping[str, Any]) -> NativeRequest:
     count = len(prompts)
     take = _Fields(body, count, is_batch)
     stream = _bool(False if body.get("stream") is None else body["stream"], "stream")
-    samplings = _samplings(body.get("sampling_params"), count, is_batch)
+    given = body.get("sampling_params")
+    samplings = _samplings(given, count, is_batch)
     outputs = sum(params.n for params in samplings)
     if outputs > limits.MAX_BATCH:
         raise InvalidRequest(f"prompts x n is {outputs}, at most {limits.MAX_BATCH}", param="sampling_params.n")
@@ -108,6 +109,7 @@ def parse_native(body: Mapping[str, Any]) -> NativeRequest:
             cache_salt=_namespace(salts[i], keys[i]),
             return_prompt_ids=with_prompt_ids[i],
             return_text_in_logprobs=texts[i],
+            clip=not sampling.says_length(given[i] if isinstance(given, list) else given),
         )
         items.append(NativeItem(index, request, samplings[i].n))
         index += samplings[i].n

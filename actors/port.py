@@ -301,7 +301,7 @@ class Port:
         self._monitor = socket.get_monitor_socket(events)
         try:
             self._attach(socket)
-        except zmq.ZMQError:
+        except (zmq.ZMQError, ValueError):  # ValueError: a key is missing or malformed
             socket.disable_monitor()
             socket.close(0)
             self._monitor = None

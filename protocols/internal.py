@@ -72,6 +72,7 @@ class AbortOf(Internal, frozen=True, tag="AbortOf"):
     all: bool = False
     reason: str = ""
     client: str = ""
+    exact: bool = False
 
 
 class ControlOf(Internal, frozen=True, tag="ControlOf"):

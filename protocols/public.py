@@ -70,6 +70,8 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     depth: int = 0
     return_prompt_ids: bool = False
     return_text_in_logprobs: bool = False
+    clip: bool = False
+    """`max_new_tokens` is a default that nobody asked for: it is cut to what fits, where an asked one is refused."""
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
@@ -78,6 +80,8 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=T
     rid: str = ""
     all: bool = False
     reason: str = ""
+    exact: bool = False
+    """Only the request called `rid`, not the group of that name (the first choice of a group has the group's name)."""
 
 
 class Tokenize(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):

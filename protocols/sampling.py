@@ -121,6 +121,11 @@ def parse(data: Mapping[str, Any], *, prefix: str = "sampling_params.") -> Sampl
     return params
 
 
+def says_length(data: Mapping[str, Any] | None) -> bool:
+    """Whether client input for `parse` says how many tokens it wants (else the default may be cut to what fits)."""
+    return any(_ALIASES.get(key, key) == "max_new_tokens" for key in data or ())
+
+
 def check(params: SamplingParams, *, prefix: str = "sampling_params.", spelled: Mapping[str, str] | None = None) -> None:
     """Check every range and cross-field rule that needs no model. Raises InvalidRequest naming the field."""
     names = spelled or {}

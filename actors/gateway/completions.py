@@ -70,6 +70,7 @@ def to_generates(
             priority=request.priority or 0,
             cache_salt=request.namespace,
             return_text_in_logprobs=with_logprobs,
+            clip=request.max_tokens is None,
         )
         for i, prompt in enumerate(prompts)
     ]

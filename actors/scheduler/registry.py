@@ -12,9 +12,13 @@ from enum import Enum
 from radixcast.actors.scheduler.request import Request
 from radixcast.protocols.internal import AbortOf, Submit
 
-TOMBSTONE_SECONDS = 60.0
-TOMBSTONES = 4096
-"""Most ids remembered; the oldest goes first."""
+TOMBSTONE_SECONDS = 2.0
+"""How long an abort waits for its request. Links keep order and the tokenizer stops what it still holds, so a request comes
+after its abort only when a tokenizer died between; an id used again later is another request."""
+ENDED_SECONDS = 60.0
+"""How long an id counts as ended: its late abort means nothing."""
+MOST_REMEMBERED = 4096
+"""Most ids remembered in each way; the oldest goes first."""
 
 
 class Claim(Enum):
@@ -28,15 +32,16 @@ class Claim(Enum):
 
 
 class _Memory:
-    """Keys remembered for TOMBSTONE_SECONDS, TOMBSTONES of them at most."""
+    """Keys remembered for so many seconds, MOST_REMEMBERED of them at most."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
         self._until: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     def add(self, key: tuple[str, str], now: float) -> None:
         self._until.pop(key, None)
-        self._until[key] = now + TOMBSTONE_SECONDS
-        while len(self._until) > TOMBSTONES:
+        self._until[key] = now + self._seconds
+        while len(self._until) > MOST_REMEMBERED:
             self._until.popitem(last=False)
 
     def has(self, key: tuple[str, str], now: float) -> bool:
@@ -55,8 +60,8 @@ class Registry:
         self._by_handle: dict[int, Request] = {}
         self._by_rid: dict[str, Request] = {}
         self._groups: dict[str, dict[int, Request]] = defaultdict(dict)
-        self._tombstones = _Memory()
-        self._ended = _Memory()
+        self._tombstones = _Memory(TOMBSTONE_SECONDS)
+        self._ended = _Memory(ENDED_SECONDS)
 
     def __len__(self) -> int:
         return len(self._by_handle)
@@ -113,10 +118,9 @@ class Registry:
             found = list(self._by_rid.values())
         else:
             named = self._by_rid.get(abort.rid)
-            found = list(self._groups.get(abort.rid, {}).values())
+            found = [] if abort.exact else list(self._groups.get(abort.rid, {}).values())
             if named is not None and named not in found:
                 found.append(named)
-            is_group = any(r.rid != abort.rid for r in found)
-            if (not found and not self._ended.has((abort.client, abort.rid), now)) or is_group:
+            if not found and not self._ended.has((abort.client, abort.rid), now):
                 self._tombstones.add((abort.client, abort.rid), now)
         return [r for r in found if abort.client in ("", r.submit.client)]

@@ -157,12 +157,14 @@ class TokenizerActor(Actor):
             if not isinstance(generate, Generate) or job.aborted:
                 continue
             alone = generate.rid == message.rid and generate.group in ("", generate.rid)
-            if message.all or alone or message.rid in (generate.rid, generate.group):
+            named = generate.rid == message.rid or (generate.group == message.rid and not message.exact)
+            if message.all or named:
                 job.aborted = True
-                here += alone
+                here += alone or (named and message.exact)
                 self._refuse(generate, job.client, RequestAborted(message.reason or "the request was aborted").info)
         if not here or message.all:
-            self.send(SCHEDULER, AbortOf(rid=message.rid, all=message.all, reason=message.reason, client=peer))
+            there = AbortOf(rid=message.rid, all=message.all, reason=message.reason, client=peer, exact=message.exact)
+            self.send(SCHEDULER, there)
 
     def on_Tokenize(self, message: Tokenize, peer: str) -> None:
         """Ids of texts or of a conversation."""

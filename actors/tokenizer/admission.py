@@ -75,7 +75,7 @@ class Admission:
         start = generate.logprob_start
         if start > length:
             raise InvalidRequest(f"logprob_start ({start}) is beyond the prompt's {length} tokens", param="logprob_start")
-        sampling = self._resolve(generate.sampling, length)
+        sampling = self._resolve(generate, length)
         ignore = sampling.ignore_eos
         eos = () if ignore else self._model.eos_token_ids
         return Submit(
@@ -103,13 +103,15 @@ class Admission:
             grammar=grammar,
         )
 
-    def _resolve(self, sampling: SamplingParams, prompt_length: int) -> SamplingParams:
-        """Seed drawn, max_new_tokens a number that fits the context."""
+    def _resolve(self, generate: Generate, prompt_length: int) -> SamplingParams:
+        """Seed drawn, max_new_tokens a number that fits the context; one that nobody asked for also fits the pool."""
+        sampling = generate.sampling
         most = self.context_length - prompt_length
         wanted = sampling.max_new_tokens
-        if wanted is None:
+        if wanted is None or generate.clip:
             pool = self.max_total_tokens - prompt_length if self.max_total_tokens else most
-            wanted = max(1, min(most, pool))
+            fitting = max(1, min(most, pool))
+            wanted = fitting if wanted is None else min(wanted, fitting)
             if sampling.min_new_tokens > wanted:
                 raise ContextLengthExceeded(
                     f"min_new_tokens ({sampling.min_new_tokens}) is more than the {wanted} tokens left behind the input "

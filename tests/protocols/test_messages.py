@@ -162,7 +162,7 @@ def test_internal_messages_are_arrays_that_older_readers_understand() -> None:
     )
     assert sent[:4] == ["SubmitRefused", "c", "r", 1]
     codec: Codec[Any] = Codec(internal.TokenizerToScheduler)
-    longer = msgspec.msgpack.encode(["AbortOf", "r", False, "why", "c", "a later field"])
+    longer = msgspec.msgpack.encode(["AbortOf", "r", False, "why", "c", False, "a later field"])
     assert codec.decode(longer) == internal.AbortOf(rid="r", reason="why", client="c")
     shorter = msgspec.msgpack.encode(["AbortOf", "r"])
     assert codec.decode(shorter) == internal.AbortOf(rid="r")

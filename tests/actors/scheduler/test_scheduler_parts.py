@@ -14,7 +14,7 @@ from radixcast.actors.scheduler.kv_slots import BookkeepingError, OutOfSlots, Sl
 from radixcast.actors.scheduler.memory import KvMemory
 from radixcast.actors.scheduler.policy import AGEING, WaitingQueue
 from radixcast.actors.scheduler.radix_cache import RadixCache
-from radixcast.actors.scheduler.registry import TOMBSTONES, Registry
+from radixcast.actors.scheduler.registry import MOST_REMEMBERED, Registry
 from radixcast.actors.scheduler.registry import Claim as Meaning
 from radixcast.actors.scheduler.request import Request
 from radixcast.actors.scheduler.stats import Meter, Window
@@ -250,18 +250,29 @@ def test_retry_after_is_between_a_second_and_a_minute() -> None:
 
 def test_tombstones_are_bounded() -> None:
     registry = Registry()
-    for i in range(TOMBSTONES + 10):
+    for i in range(MOST_REMEMBERED + 10):
         registry.aborted_by(AbortOf(rid=f"r{i}", client="client:a"), 0.0)
     assert registry.claim(submit("r0", [1]), 0.0)[0] is Meaning.NEW
-    assert registry.claim(submit(f"r{TOMBSTONES + 9}", [1]), 0.0)[0] is Meaning.ABORTED
+    assert registry.claim(submit(f"r{MOST_REMEMBERED + 9}", [1]), 0.0)[0] is Meaning.ABORTED
 
 
-def test_a_group_abort_also_meets_the_choices_that_are_still_coming() -> None:
+def test_the_id_of_an_aborted_group_may_be_used_again_at_once() -> None:
     registry = Registry()
-    first = Request(1, submit("g-0", [1], group="g"), 100, 0.0)
-    registry.add(first)
-    assert registry.aborted_by(AbortOf(rid="g", client="client:a"), 0.0) == [first]
-    assert registry.claim(submit("g-1", [1], group="g"), 0.0)[0] is Meaning.ABORTED
+    choices = [Request(1, submit("g", [1], group="g"), 100, 0.0), Request(2, submit("g_1", [1], group="g"), 100, 0.0)]
+    for choice in choices:
+        registry.add(choice)
+    assert registry.aborted_by(AbortOf(rid="g", client="client:a"), 0.0) == choices
+    for choice in choices:
+        registry.remove(choice, 0.0)
+    assert registry.claim(submit("g", [1], group="g"), 0.0)[0] is Meaning.NEW
+
+
+def test_an_exact_abort_leaves_the_group_of_that_name_alone() -> None:
+    registry = Registry()
+    choices = [Request(1, submit("g", [1], group="g"), 100, 0.0), Request(2, submit("g_1", [1], group="g"), 100, 0.0)]
+    for choice in choices:
+        registry.add(choice)
+    assert registry.aborted_by(AbortOf(rid="g", client="client:a", exact=True), 0.0) == choices[:1]
 
 
 def test_tokens_grow_with_the_output() -> None:

@@ -218,3 +218,11 @@ def test_bos_of_the_post_processor_is_honoured() -> None:
 
 def test_encoding_is_int32() -> None:
     assert ENCODER.encode("hi", add_special_tokens=True).dtype == np.int32
+
+
+def test_a_length_that_nobody_asked_for_is_cut_to_what_fits() -> None:
+    prompt = pack_ids(np.ones(MODEL.context_length - 3, np.int32))
+    with pytest.raises(ContextLengthExceeded):
+        admit(input_ids=prompt, **params(max_new_tokens=4))
+    assert admit(input_ids=prompt, clip=True, **params(max_new_tokens=4)).sampling.max_new_tokens == 3
+    assert admit(input_ids=prompt, clip=True, **params(max_new_tokens=2)).sampling.max_new_tokens == 2
