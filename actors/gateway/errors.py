@@ -11,6 +11,11 @@ from aiohttp import web
 from radixcast.protocols.errors import ErrorInfo, RequestError
 
 _SAMPLING_PREFIX = "sampling_params."
+_OPENAI_NAMES = {
+    "text": "prompt",
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+}
 
 TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 503: "overloaded_error"}
 """`type` by status, where it is not `invalid_request_error` (4xx) or `internal_error` (5xx)."""
@@ -54,10 +59,11 @@ def error_response(info: ErrorInfo) -> web.Response:
 
 
 def for_openai(info: ErrorInfo) -> ErrorInfo:
-    """The same error with `param` as an OpenAI body spells it: there sampling fields are at the top."""
-    if info.param and info.param.startswith(_SAMPLING_PREFIX):
-        return msgspec.structs.replace(info, param=info.param.removeprefix(_SAMPLING_PREFIX))
-    return info
+    """The same error with `param` as an OpenAI body spells it: there sampling fields are at the top, some by another name."""
+    if info.param is None:
+        return info
+    param = info.param.removeprefix(_SAMPLING_PREFIX)
+    return msgspec.structs.replace(info, param=_OPENAI_NAMES.get(param, param))
 
 
 def _reason(status: int) -> str:

@@ -13,10 +13,11 @@ from fakes.fake_client import FakeEngine
 from fakes.gateway_app import serving
 from radixcast.actors.gateway.auth import Level
 from radixcast.actors.gateway.body import decode_object
+from radixcast.actors.gateway.errors import for_openai
 from radixcast.actors.gateway.http import Route, Table
 from radixcast.actors.gateway.info import root
 from radixcast.protocols import limits
-from radixcast.protocols.errors import InvalidRequest, Overloaded
+from radixcast.protocols.errors import ErrorInfo, InvalidRequest, Overloaded
 
 JSON = {"Content-Type": "application/json"}
 
@@ -203,3 +204,14 @@ def test_the_table_refuses_two_handlers_for_one_route() -> None:
     route = Route(("GET",), "/x", Level.OPEN, root)
     with pytest.raises(ValueError, match="two routes"):
         Table([route, route])
+
+
+def test_openai_bodies_are_told_their_own_field_names() -> None:
+    for ours, theirs in (
+        ("text", "prompt"),
+        ("sampling_params.max_new_tokens", "max_tokens"),
+        ("sampling_params.top_p", "top_p"),
+        ("messages[0].role", "messages[0].role"),
+    ):
+        assert for_openai(ErrorInfo("wrong", param=ours)).param == theirs
+    assert for_openai(ErrorInfo("wrong")).param is None
