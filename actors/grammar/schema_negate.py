@@ -203,9 +203,10 @@ def rewrite_unique(schema: dict[str, Any]) -> Any:
 
 
 def _permutations(values: list[Any]) -> Any:
-    options = [
+    options: list[Any] = [{"type": "array", "maxItems": 0}]
+    options += [
         {"type": "array", "prefixItems": [{"const": v} for v in chosen], "items": False, "minItems": length}
-        for length in range(len(values) + 1)
+        for length in range(1, len(values) + 1)
         for chosen in itertools.permutations(values, length)
     ]
     return {"anyOf": [{"type": ["null", "boolean", "object", "number", "string"]}, *options]}

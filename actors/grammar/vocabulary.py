@@ -29,6 +29,9 @@ SLICES = (
 """Sets of tokens that llguidance tests at once. The short lengths keep the last characters of a bounded string cheap: without
 them a mask there is walked token by token."""
 
+_NAMELESS = "\U0010fffe"
+"""A code point that is no character: it stands in names of special tokens."""
+
 
 class Vocabulary:
     """The vocabulary of one model; immutable and shared by all grammars of a process.
@@ -43,10 +46,10 @@ class Vocabulary:
         self.rows = rows
         self.words = (rows + 31) // 32
         self.eos_ids = tuple(sorted({i for i in eos_ids if 0 <= i < rows}))
-        added, size = _added_tokens(tokenizer_json)
+        nameless, added, size = _without_control_names(tokenizer_json)
         try:
             self.tokenizer = llguidance.LLTokenizer(
-                tokenizer_json,
+                nameless,
                 n_vocab=max(rows, size),
                 eos_token=list(self.eos_ids) or [0],
                 slices=list(SLICES),
@@ -112,15 +115,30 @@ class Vocabulary:
         return np.packbits(flags, bitorder="little").view(np.int32)
 
 
-def _added_tokens(tokenizer_json: str) -> tuple[set[int], int]:
-    """Ids of special added tokens, and the number of ids that the tokenizer speaks of."""
+def _without_control_names(tokenizer_json: str) -> tuple[str, set[int], int]:
+    """The tokenizer with other names for its special tokens, their ids, and the number of ids that it speaks of.
+
+    A tokenizer reads ``<|im_end|>`` in a text as the special token, so a constant that holds this text would have control
+    tokens as its canonical ones, and no mask allows those. Under names that no text has, it is spelled like any other.
+    """
     try:
         parsed: dict[str, Any] = json.loads(tokenizer_json)
         added = parsed.get("added_tokens") or []
-        vocabulary = parsed["model"]["vocab"]
+        model = parsed["model"]
+        vocabulary = model["vocab"]
         ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
-        largest = max([*ids, *(entry["id"] for entry in added)], default=-1)
-        return {entry["id"] for entry in added if entry.get("special")}, largest + 1
+        largest = max(*ids, *(entry["id"] for entry in added), -1, -1)
+        names = {entry["content"]: f"{_NAMELESS}{entry['id']}{_NAMELESS}" for entry in added if entry.get("special")}
+        special = {entry["id"] for entry in added if entry.get("special")}
+        for entry in added:
+            entry["content"] = names.get(entry["content"], entry["content"])
+        if isinstance(vocabulary, dict):
+            model["vocab"] = {names.get(piece, piece): i for piece, i in vocabulary.items()}
+        else:
+            model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocabulary]
+        if model.get("unk_token") in names:
+            model["unk_token"] = names[model["unk_token"]]
+        return json.dumps(parsed, ensure_ascii=False), special, largest + 1
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StartupError(f"tokenizer.json can't be read: {error!r}") from None
 
