@@ -108,7 +108,8 @@ class Port:
     # ------------------------------------------------------------------ life
 
     def open(self) -> None:
-        """Create the socket on the running loop. Raises zmq.ZMQError when the endpoint can't be bound or is malformed."""
+        """Create the socket on the running loop. Raises zmq.ZMQError when the endpoint can't be bound or is
+        malformed, ValueError when it needs a key and there is none."""
         self._loop = asyncio.get_running_loop()
         self._open_socket()
 
@@ -301,7 +302,7 @@ class Port:
         self._monitor = socket.get_monitor_socket(events)
         try:
             self._attach(socket)
-        except (zmq.ZMQError, ValueError):  # ValueError: a key is missing or malformed
+        except (zmq.ZMQError, ValueError):
             socket.disable_monitor()
             socket.close(0)
             self._monitor = None

@@ -167,6 +167,30 @@ async def test_tcp_without_keys_is_refused(context: zmq.Context[Any]) -> None:
         Client(context, "tcp://127.0.0.1:1", Note)
 
 
+async def test_what_can_not_be_opened_leaves_no_socket(context: zmq.Context[Any]) -> None:
+    opened: list[zmq.Socket[Any]] = []
+
+    class Watched(Router):
+        def _make_socket(self) -> zmq.Socket[Any]:
+            opened.append(super()._make_socket())
+            return opened[-1]
+
+    for endpoint in ("tcp://127.0.0.1:1", "ipc:///no/such/folder/x"):
+        router = Watched(
+            context,
+            endpoint,
+            epoch=1,
+            inboxes={},
+            on_message=lambda *_: None,
+            on_up=lambda peer: None,
+            on_down=lambda peer, reason: None,
+        )
+        with pytest.raises((ValueError, zmq.ZMQError)):
+            router.open()
+        router.close()
+    assert [socket.closed for socket in opened] == [True, True]
+
+
 # -- what does not depend on the kind of socket
 
 
