@@ -63,6 +63,8 @@ class Submit(Internal, frozen=True, tag="Submit"):
     return_text_in_logprobs: bool = False
     grammar: GrammarSpec | None = None
     """What the output must match; proven to compile."""
+    clip: bool = False
+    """max_new_tokens was not asked for: the scheduler may lower it to what its pool holds."""
 
 
 class AbortOf(Internal, frozen=True, tag="AbortOf"):
@@ -73,6 +75,13 @@ class AbortOf(Internal, frozen=True, tag="AbortOf"):
     reason: str = ""
     client: str = ""
     exact: bool = False
+    """Only the request called `rid`, never a group."""
+
+    def names(self, client: str, rid: str, group: str) -> bool:
+        """Whether the request `rid` of `group`, sent by `client`, is meant."""
+        if self.client not in ("", client):
+            return False
+        return self.all or (bool(self.rid) and (self.rid == rid or (self.rid == group and not self.exact)))
 
 
 class ControlOf(Internal, frozen=True, tag="ControlOf"):
@@ -112,6 +121,8 @@ class Capacity(Internal, frozen=True, tag="Capacity"):
     context_length: int
     max_step_tokens: int = 0
     """Most tokens of one plan that the runner's buffers hold; 0: no limit."""
+    device: str = "cpu"
+    """Kind of device that the runner computes on: cpu, cuda."""
 
 
 # ------------------------------------------------------------------ scheduler <-> model_runner

@@ -71,17 +71,24 @@ class Generate(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, ta
     return_prompt_ids: bool = False
     return_text_in_logprobs: bool = False
     clip: bool = False
-    """`max_new_tokens` is a default that nobody asked for: it is cut to what fits, where an asked one is refused."""
+    """`sampling.max_new_tokens` is a default that nobody asked for: clipped to what fits behind the prompt, not refused."""
 
 
 class Abort(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):
-    """Stop requests: the one called `rid`, those of group `rid`, or all. Idempotent; unknown ids are remembered a while."""
+    """Stop this client's requests: the one called `rid` and those of group `rid`, or all.
+
+    Means what the client has sent before it and nothing later, so an id may be used again at once. Idempotent.
+    """
 
     rid: str = ""
     all: bool = False
     reason: str = ""
     exact: bool = False
-    """Only the request called `rid`, not the group of that name (the first choice of a group has the group's name)."""
+    """Only the request called `rid`, never a group: choice 0 has the id of its group."""
+
+    def names(self, rid: str, group: str) -> bool:
+        """Whether the request `rid` of `group` ('': none but itself) is meant."""
+        return self.all or (bool(self.rid) and (self.rid == rid or (self.rid == group and not self.exact)))
 
 
 class Tokenize(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag=True):

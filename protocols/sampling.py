@@ -122,7 +122,7 @@ def parse(data: Mapping[str, Any], *, prefix: str = "sampling_params.") -> Sampl
 
 
 def says_length(data: Mapping[str, Any] | None) -> bool:
-    """Whether client input for `parse` says how many tokens it wants (else the default may be cut to what fits)."""
+    """Whether client input for `parse` says how many tokens it wants, in any spelling (else the default may be clipped)."""
     return any(_ALIASES.get(key, key) == "max_new_tokens" for key in data or ())
 
 

@@ -15,7 +15,7 @@ import radixcast.protocols.wire as wire_module
 from radixcast.protocols import internal, public
 from radixcast.protocols.buffers import pack_ids, unpack_ids
 from radixcast.protocols.errors import ErrorInfo, ProtocolError
-from radixcast.protocols.public import EndAck, Finish, Generate, TextDelta, Usage, Welcome
+from radixcast.protocols.public import Abort, EndAck, Finish, Generate, TextDelta, Usage, Welcome
 from radixcast.protocols.sampling import SamplingParams
 from radixcast.protocols.wire import PROTOCOL_VERSION, Codec, Header, Kind, decode_header, encode_header
 
@@ -162,8 +162,8 @@ def test_internal_messages_are_arrays_that_older_readers_understand() -> None:
     )
     assert sent[:4] == ["SubmitRefused", "c", "r", 1]
     codec: Codec[Any] = Codec(internal.TokenizerToScheduler)
-    longer = msgspec.msgpack.encode(["AbortOf", "r", False, "why", "c", False, "a later field"])
-    assert codec.decode(longer) == internal.AbortOf(rid="r", reason="why", client="c")
+    longer = msgspec.msgpack.encode(["AbortOf", "r", False, "why", "c", True, "a later field"])
+    assert codec.decode(longer) == internal.AbortOf(rid="r", reason="why", client="c", exact=True)
     shorter = msgspec.msgpack.encode(["AbortOf", "r"])
     assert codec.decode(shorter) == internal.AbortOf(rid="r")
 
@@ -184,3 +184,21 @@ UNIONS = {
 def test_every_union_can_be_decoded_and_is_tagged_by_class_name(name: str) -> None:
     Codec(UNIONS[name])
     assert all(m.__struct_config__.tag == m.__name__ for m in get_args(UNIONS[name]))
+
+
+@pytest.mark.parametrize(
+    ("abort", "named"),
+    [
+        (Abort(rid="g"), {"g", "g_1"}),
+        (Abort(rid="g", exact=True), {"g"}),
+        (Abort(rid="g_1"), {"g_1"}),
+        (Abort(all=True), {"g", "g_1", "x"}),
+        (Abort(), set()),
+    ],
+)
+def test_what_an_abort_names(abort: Abort, named: set[str]) -> None:
+    requests = [("g", "g"), ("g_1", "g"), ("x", "")]
+    assert {rid for rid, group in requests if abort.names(rid, group)} == named
+    passed_on = internal.AbortOf(rid=abort.rid, all=abort.all, exact=abort.exact, client="client:a")
+    assert {rid for rid, group in requests if passed_on.names("client:a", rid, group)} == named
+    assert not any(passed_on.names("client:b", rid, group) for rid, group in requests)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from radixcast.protocols import limits
 from radixcast.protocols.errors import InvalidRequest
-from radixcast.protocols.sampling import SamplingParams, check_vocabulary, parse
+from radixcast.protocols.sampling import SamplingParams, check_vocabulary, parse, says_length
 
 
 def test_nothing_given_is_the_default() -> None:
@@ -147,3 +147,11 @@ def test_any_json_gives_params_or_an_invalid_request(given: dict[str, Any]) -> N
     except InvalidRequest:
         return
     assert all(math.isfinite(v) for v in (params.temperature, params.top_p, params.min_p))
+
+
+@pytest.mark.parametrize(
+    ("given", "asks"),
+    [(None, False), ({}, False), ({"min_tokens": 1}, False), ({"max_new_tokens": 128}, True), ({"max_tokens": None}, True)],
+)
+def test_whether_a_length_is_asked_for(given: dict[str, Any] | None, asks: bool) -> None:
+    assert says_length(given) is asks
