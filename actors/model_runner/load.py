@@ -42,7 +42,7 @@ def load_executor(
     slots = size_pool(args, spec.config, device, model.weight_bytes)
     executor = TorchExecutor(
         PagedModel(model, KVPool(spec.config, slots, dtype, device)),
-        make_capacity(args, spec, slots),
+        make_capacity(args, spec, slots, device.type),
         vocab_size=spec.config.vocab_size,
         device=device,
         grammars=grammars,

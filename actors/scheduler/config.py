@@ -65,7 +65,7 @@ class SchedulerConfig:
         """Join what the operator asked for with what the runner has."""
         chunk = args.chunked_prefill_size
         if chunk is None:
-            chunk = CHUNK_CUDA if args.device.startswith("cuda") else CHUNK_CPU
+            chunk = CHUNK_CUDA if capacity.device == "cuda" else CHUNK_CPU
         return cls(
             total_tokens=capacity.total_tokens,
             max_running=capacity.max_running,
