@@ -8,6 +8,14 @@ from radixcast.protocols.grammar import GRAMMAR_MISSING
 from radixcast.protocols.internal import END_EOS, END_LENGTH, END_STOP_ID, RowEnd
 
 
+def fit(request: Request, pool_tokens: int) -> None:
+    """Lower what the request may generate to what the pool holds, if its length is a default that nobody asked for."""
+    if request.submit.clip and request.kv_cap > pool_tokens:
+        request.max_position = max(request.prompt_len + 1, request.known, pool_tokens)
+        request.min_position = min(request.min_position, request.max_position)
+        request.kv_cap = max(request.prompt_len, request.max_position - 1)
+
+
 def misfit(request: Request, context_length: int, pool_tokens: int) -> ErrorInfo | None:
     """Why the request could never run, even alone; None when it could."""
     if not request.prompt_len:
@@ -15,6 +23,11 @@ def misfit(request: Request, context_length: int, pool_tokens: int) -> ErrorInfo
     if request.prompt_len > context_length:
         return ContextLengthExceeded(
             f"the prompt has {request.prompt_len} tokens, the context {context_length}", param="prompt"
+        ).info
+    if request.prompt_len > pool_tokens:
+        return ContextLengthExceeded(
+            f"the prompt has {request.prompt_len} tokens, but the KV pool holds {pool_tokens} (--max-total-tokens)",
+            param="prompt",
         ).info
     if request.kv_cap > pool_tokens:
         return ContextLengthExceeded(

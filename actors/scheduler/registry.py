@@ -1,24 +1,20 @@
-"""Registry: who is who. Request ids, groups, duplicates, and aborts that come before their request.
+"""Registry: who is who. Request ids, groups, repetitions and duplicates.
 
-An id names one live request of the node. The same (rid, attempt) from the same client is a repetition and harmless; a
-higher attempt replaces the older one; anything else is a duplicate.
+An id names one live request of its client. The same (rid, attempt) is a repetition and harmless; a higher attempt replaces
+the older one; a lower one is a duplicate. An abort means requests that are here: links are ordered and the tokenizer stops
+what it still works at, so none of those that it means can come after it, and an id may be used again at once.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from enum import Enum
 
 from radixcast.actors.scheduler.request import Request
 from radixcast.protocols.internal import AbortOf, Submit
 
-TOMBSTONE_SECONDS = 2.0
-"""How long an abort waits for its request. Links keep order and the tokenizer stops what it still holds, so a request comes
-after its abort only when a tokenizer died between; an id used again later is another request."""
-ENDED_SECONDS = 60.0
-"""How long an id counts as ended: its late abort means nothing."""
-MOST_REMEMBERED = 4096
-"""Most ids remembered in each way; the oldest goes first."""
+Key = tuple[str, str]
+"""(client, rid) or (client, group)."""
 
 
 class Claim(Enum):
@@ -28,40 +24,15 @@ class Claim(Enum):
     REPEATED = "repeated"
     REPLACES = "replaces"
     DUPLICATE = "duplicate"
-    ABORTED = "aborted"
-
-
-class _Memory:
-    """Keys remembered for so many seconds, MOST_REMEMBERED of them at most."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._until: OrderedDict[tuple[str, str], float] = OrderedDict()
-
-    def add(self, key: tuple[str, str], now: float) -> None:
-        self._until.pop(key, None)
-        self._until[key] = now + self._seconds
-        while len(self._until) > MOST_REMEMBERED:
-            self._until.popitem(last=False)
-
-    def has(self, key: tuple[str, str], now: float) -> bool:
-        while self._until:
-            oldest = next(iter(self._until))
-            if self._until[oldest] > now:
-                break
-            del self._until[oldest]
-        return key in self._until
 
 
 class Registry:
-    """Live requests by handle, rid and group."""
+    """Live requests by handle, by (client, rid) and by (client, group)."""
 
     def __init__(self) -> None:
         self._by_handle: dict[int, Request] = {}
-        self._by_rid: dict[str, Request] = {}
-        self._groups: dict[str, dict[int, Request]] = defaultdict(dict)
-        self._tombstones = _Memory(TOMBSTONE_SECONDS)
-        self._ended = _Memory(ENDED_SECONDS)
+        self._by_rid: dict[Key, Request] = {}
+        self._groups: dict[Key, dict[int, Request]] = defaultdict(dict)
 
     def __len__(self) -> int:
         return len(self._by_handle)
@@ -74,53 +45,44 @@ class Registry:
         """The request, or None when it is gone."""
         return self._by_handle.get(handle)
 
-    def claim(self, submit: Submit, now: float) -> tuple[Claim, Request | None]:
+    def claim(self, submit: Submit) -> tuple[Claim, Request | None]:
         """What a Submit means, and the live request of that id if there is one."""
-        live = self._by_rid.get(submit.rid)
-        if live is not None:
-            if live.submit.client != submit.client or live.submit.attempt > submit.attempt:
-                return Claim.DUPLICATE, live
-            return (Claim.REPEATED if live.submit.attempt == submit.attempt else Claim.REPLACES), live
-        for client in (submit.client, ""):
-            for name in (submit.rid, submit.group):
-                if name and self._tombstones.has((client, name), now):
-                    return Claim.ABORTED, None
-        return Claim.NEW, None
+        live = self._by_rid.get((submit.client, submit.rid))
+        if live is None:
+            return Claim.NEW, None
+        if live.submit.attempt > submit.attempt:
+            return Claim.DUPLICATE, live
+        return (Claim.REPEATED if live.submit.attempt == submit.attempt else Claim.REPLACES), live
 
     def add(self, request: Request) -> None:
         """A request was accepted."""
+        submit = request.submit
         self._by_handle[request.handle] = request
-        self._by_rid[request.rid] = request
-        if request.submit.group:
-            self._groups[request.submit.group][request.handle] = request
+        self._by_rid[submit.client, submit.rid] = request
+        if submit.group:
+            self._groups[submit.client, submit.group][request.handle] = request
 
-    def forget_id(self, request: Request, now: float) -> None:
+    def forget_id(self, request: Request) -> None:
         """The id may be used again, though the request itself is still known by its handle."""
-        if self._by_rid.get(request.rid) is request:
-            del self._by_rid[request.rid]
-            self._ended.add((request.submit.client, request.rid), now)
-        group = self._groups.get(request.submit.group)
+        submit = request.submit
+        if self._by_rid.get((submit.client, submit.rid)) is request:
+            del self._by_rid[submit.client, submit.rid]
+        key = submit.client, submit.group
+        group = self._groups.get(key)
         if group and group.pop(request.handle, None) is not None and not group:
-            del self._groups[request.submit.group]
+            del self._groups[key]
 
-    def remove(self, request: Request, now: float) -> None:
+    def remove(self, request: Request) -> None:
         """The request is gone."""
-        self.forget_id(request, now)
+        self.forget_id(request)
         self._by_handle.pop(request.handle, None)
 
-    def aborted_by(self, abort: AbortOf, now: float) -> list[Request]:
-        """The live requests that an abort names; leaves a tombstone for those that may still come.
-
-        A client aborts its own requests only; an operator (client "") anybody's. An id that has ended lately leaves no
-        tombstone.
-        """
-        if abort.all:
-            found = list(self._by_rid.values())
-        else:
-            named = self._by_rid.get(abort.rid)
-            found = [] if abort.exact else list(self._groups.get(abort.rid, {}).values())
-            if named is not None and named not in found:
-                found.append(named)
-            if not found and not self._ended.has((abort.client, abort.rid), now):
-                self._tombstones.add((abort.client, abort.rid), now)
-        return [r for r in found if abort.client in ("", r.submit.client)]
+    def named_by(self, abort: AbortOf) -> list[Request]:
+        """The live requests that an abort means. A client aborts its own requests only, an operator (client "") anybody's."""
+        if abort.all or not abort.client:
+            found = self._by_rid.values()
+            return [r for r in found if abort.names(r.submit.client, r.rid, r.submit.group)]
+        key = abort.client, abort.rid
+        group = {} if abort.exact else self._groups.get(key, {})
+        named = self._by_rid.get(key)
+        return [*group.values(), *([named] if named is not None and named.handle not in group else [])]

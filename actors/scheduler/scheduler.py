@@ -19,7 +19,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from radixcast.actors.scheduler.admission import ended_before, lacks_grammar, misfit
+from radixcast.actors.scheduler.admission import ended_before, fit, lacks_grammar, misfit
 from radixcast.actors.scheduler.batch import Draft, RunningBatch
 from radixcast.actors.scheduler.config import SchedulerConfig
 from radixcast.actors.scheduler.kv_slots import Slips
@@ -102,14 +102,13 @@ class Scheduler:
 
     def submit(self, submit: Submit, now: float) -> ErrorInfo | None:
         """Queue a request. Returns why not, or None: it is queued, or was already (a repetition)."""
-        claim, live = self._registry.claim(submit, now)
+        claim, live = self._registry.claim(submit)
         if claim is Claim.REPEATED:
             return None
         if claim is Claim.DUPLICATE:
             return DuplicateRequest(f"a request with id {submit.rid!r} is running", param="rid").info
-        if claim is Claim.ABORTED:
-            return RequestAborted(f"request {submit.rid!r} was aborted before it arrived").info
         request = Request(next(self._handles), submit, self.config.context_length, now)
+        fit(request, self.memory.pool.total_tokens)
         error = misfit(request, self.config.context_length, self.memory.pool.total_tokens)
         if error is not None:
             return error
@@ -120,7 +119,7 @@ class Scheduler:
                 f"the queue is full: {queued} requests wait", retry_after=self.meter.retry_after(queued, now)
             ).info
         if live is not None:
-            self._abort(live, f"replaced by attempt {submit.attempt}", now)
+            self._abort(live, f"replaced by attempt {submit.attempt}")
         self._registry.add(request)
         self.meter.requests += 1
         self._outbox.opened(request)
@@ -132,12 +131,12 @@ class Scheduler:
             self._waiting.push(request)
         return None
 
-    def abort(self, abort: AbortOf, now: float) -> int:
-        """Abort what `abort` names; remembers a name that is unknown. Returns how many requests it hit."""
+    def abort(self, abort: AbortOf) -> int:
+        """Abort what `abort` names; their ids are free at once. Returns how many requests it hit."""
         hit = 0
-        for request in self._registry.aborted_by(abort, now):
+        for request in self._registry.named_by(abort):
             if request.state is not State.ENDED:
-                self._abort(request, abort.reason or "aborted", now)
+                self._abort(request, abort.reason or "aborted")
                 hit += 1
         return hit
 
@@ -151,7 +150,7 @@ class Scheduler:
         self.memory.release(request, request.prompt_len + position)
         request.state = State.GONE
         self._ended.pop(handle, None)
-        self._registry.remove(request, now)
+        self._registry.remove(request)
         self.meter.ended(max(0, position - len(request.submit.output_ids) // 4), now)
 
     # ---------------------------------------------------------------- steps
@@ -310,13 +309,13 @@ class Scheduler:
         request.end = (reason, token)
         self._ended[request.handle] = request
 
-    def _abort(self, request: Request, why: str, now: float) -> None:
+    def _abort(self, request: Request, why: str) -> None:
         if request.state is not State.ENDED:
             self._end(request, 0)
             self.memory.release(request, request.known)
             self.meter.aborted += 1
             self._outbox.ended([self._delta_end(request, RequestAborted(f"request {request.rid!r}: {why}").info)])
-        self._registry.forget_id(request, now)
+        self._registry.forget_id(request)
 
     def _fail(self, request: Request, error: ErrorInfo) -> None:
         self._end(request, END_ERROR)
@@ -364,6 +363,7 @@ class Scheduler:
             if request.state in (State.RUNNING, State.DRAINING):
                 request.row = -1
                 self._planner.requeue(request)
+            fit(request, self.memory.pool.total_tokens)
             error = misfit(request, self.config.context_length, self.memory.pool.total_tokens)
             if request.state is State.WAITING and error is not None:
                 self._fail(request, error)

@@ -108,7 +108,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.sent)
     @rule(back=st.integers(0, 3))
     def abort(self, back: int) -> None:
-        self.world.scheduler.abort(AbortOf(rid=self.sent[-1 - back % len(self.sent)].rid), self.world.now)
+        self.world.scheduler.abort(AbortOf(rid=self.sent[-1 - back % len(self.sent)].rid))
         self.world.hear(self.world.scheduler.drain())
 
     @rule(which=st.integers(0, 3))

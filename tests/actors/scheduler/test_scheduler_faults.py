@@ -31,12 +31,11 @@ def test_a_repeated_submit_is_harmless() -> None:
 def test_the_id_of_a_running_request_is_taken() -> None:
     world = big()
     world.submit(submit("a", [1, 2, 3], 5, attempt=1))
-    for other in (submit("a", [1], 5, attempt=1, client="client:b"), submit("a", [1], 5, attempt=0)):
-        error = world.submit(other)
-        assert error is not None
-        assert error.code == "duplicate_request_id"
+    error = world.submit(submit("a", [1], 5, attempt=0))
+    assert error is not None
+    assert error.code == "duplicate_request_id"
     world.run()
-    assert world.submit(submit("a", [1], 5, client="client:b")) is None
+    assert world.submit(submit("a", [1], 5, attempt=0)) is None
 
 
 def test_a_higher_attempt_replaces() -> None:
@@ -69,7 +68,7 @@ def test_abort_tells_the_client_and_frees_the_room() -> None:
     world.submit(submit("waiting", [4, 5, 6], 500))
     world.step()
     for rid in ("running", "waiting"):
-        world.scheduler.abort(AbortOf(rid=rid, client="client:a"), world.now)
+        world.scheduler.abort(AbortOf(rid=rid, client="client:a"))
         world.hear(world.scheduler.drain())
         end = world.outputs[rid].end
         assert end is not None
@@ -85,8 +84,8 @@ def test_abort_by_group_and_all() -> None:
     for i in range(4):
         world.submit(submit(f"r{i}", [1 + i], 50, group="g" if i < 2 else ""))
     world.step()
-    assert world.scheduler.abort(AbortOf(rid="g", client="client:a"), world.now) == 2
-    assert world.scheduler.abort(AbortOf(all=True), world.now) == 2
+    assert world.scheduler.abort(AbortOf(rid="g", client="client:a")) == 2
+    assert world.scheduler.abort(AbortOf(all=True)) == 2
     world.hear(world.scheduler.drain())
     world.run()
     world.at_rest()
@@ -95,29 +94,58 @@ def test_abort_by_group_and_all() -> None:
 def test_a_client_cannot_abort_what_is_not_its_own() -> None:
     world = big()
     world.submit(submit("a", [1], 50))
-    assert world.scheduler.abort(AbortOf(rid="a", client="client:b"), 0.0) == 0
-    assert world.scheduler.abort(AbortOf(all=True, client="client:b"), 0.0) == 0
-    assert world.scheduler.abort(AbortOf(rid="a"), 0.0) == 1
+    assert world.scheduler.abort(AbortOf(rid="a", client="client:b")) == 0
+    assert world.scheduler.abort(AbortOf(all=True, client="client:b")) == 0
+    assert world.scheduler.abort(AbortOf(rid="a")) == 1
 
 
-def test_an_abort_that_comes_first_is_remembered_for_a_while() -> None:
+def test_exact_abort_leaves_the_group() -> None:
     world = big()
-    world.scheduler.abort(AbortOf(rid="a", client="client:a"), 0.0)
-    error = world.submit(submit("a", [1], 5))
-    assert error is not None
-    assert error.code == "aborted"
-    assert world.submit(submit("a", [1], 5, client="client:b")) is None
-    world.scheduler.abort(AbortOf(rid="x", client="client:a"), 0.0)
-    world.now = 100.0
-    assert world.submit(submit("x", [1], 5)) is None
-
-
-def test_an_abort_of_an_ended_request_leaves_nothing() -> None:
-    world = big()
-    world.submit(submit("a", [1], 2))
+    for i, rid in enumerate(("g", "g_1", "g_2")):
+        world.submit(submit(rid, [1 + i], 5, group="g", min_new=5))
+    world.step()
+    assert world.scheduler.abort(AbortOf(rid="g", client="client:a", exact=True)) == 1
+    world.hear(world.scheduler.drain())
     world.run()
-    world.scheduler.abort(AbortOf(rid="a", client="client:a"), world.now)
-    assert world.submit(submit("a", [1], 5)) is None
+    assert [world.outputs[rid].end.error is None for rid in ("g", "g_1", "g_2")] == [False, True, True]  # type: ignore[union-attr]
+    assert world.scheduler.abort(AbortOf(client="client:a")) == 0
+
+
+def test_an_id_may_be_used_again_at_once() -> None:
+    world = big()
+    for rid in ("g", "g_1"):
+        world.submit(submit(rid, [1, 2], 500, group="g", min_new=500))
+    world.step()
+    assert world.scheduler.abort(AbortOf(rid="g", client="client:a")) == 2
+    world.hear(world.scheduler.drain())
+    again = [submit(rid, [1, 2], 5, group="g", min_new=5) for rid in ("g", "g_1", "g_2")]
+    for request in again:
+        assert world.submit(request) is None
+    world.run()
+    for request in again:
+        world.check_output(request)
+    for _ in range(2):  # an id that has ended, and one that never was
+        assert world.scheduler.abort(AbortOf(rid="g", client="client:a")) == 0
+        assert world.submit(submit("g", [1], 5, group="g")) is None
+        world.run()
+        assert world.outputs["g"].end is not None
+        assert world.outputs["g"].end.error is None
+    world.at_rest()
+
+
+def test_a_default_length_is_clipped_to_the_pool() -> None:
+    world = World.make(config(total_tokens=64))
+    refused = world.submit(submit("asked", [1] * 50, 128))
+    assert refused is not None
+    assert refused.code == "context_length_exceeded"
+    clipped = submit("default", [1] * 50, 128, clip=True, min_new=128)
+    assert world.submit(clipped) is None
+    world.run()
+    assert len(world.outputs["default"].tokens) == 14
+    too_long = world.submit(submit("long", [1] * 65, 128, clip=True))
+    assert too_long is not None
+    assert too_long.param == "prompt"
+    world.at_rest()
 
 
 # ------------------------------------------------------------------ faults
@@ -254,7 +282,7 @@ def test_a_page_written_by_two_plans_goes_when_the_first_fails() -> None:
     world.submit(submit("a", PREFIX[:20], 1))
     assert world.plan()
     assert world.plan()
-    world.scheduler.abort(AbortOf(rid="a"), 0.0)
+    world.scheduler.abort(AbortOf(rid="a"))
     world.hear(world.scheduler.drain())
     assert world.scheduler.stats(0.0).cached_tokens == 4
     world.result(fail=True)

@@ -99,7 +99,7 @@ def test_waiting_requests_can_be_aborted_and_count_in_the_queue() -> None:
     assert refusal.status == 503
     world.ask()
     for rid in "ab":
-        assert world.scheduler.abort(AbortOf(rid=rid), world.now) == 1
+        assert world.scheduler.abort(AbortOf(rid=rid)) == 1
     world.hear(world.scheduler.drain())
     assert end_of(world, "a")[0] == 0
     assert not world.scheduler.plannable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,8 +15,8 @@ from radixcast.actors.scheduler.kv_slots import BookkeepingError, OutOfSlots, Sl
 from radixcast.actors.scheduler.memory import KvMemory
 from radixcast.actors.scheduler.policy import AGEING, WaitingQueue
 from radixcast.actors.scheduler.radix_cache import RadixCache
-from radixcast.actors.scheduler.registry import MOST_REMEMBERED, Registry
 from radixcast.actors.scheduler.registry import Claim as Meaning
+from radixcast.actors.scheduler.registry import Registry
 from radixcast.actors.scheduler.request import Request
 from radixcast.actors.scheduler.stats import Meter, Window
 from radixcast.protocols.internal import AbortOf, Capacity
@@ -145,7 +146,8 @@ def test_new_token_ratio_decays_rises_and_resets() -> None:
 def test_config_from_arguments() -> None:
     capacity = Capacity(total_tokens=100, max_running=3, context_length=50)
     assert SchedulerConfig.resolve(ServerArgs(device="cpu"), capacity).chunked_prefill_size == CHUNK_CPU
-    assert SchedulerConfig.resolve(ServerArgs(device="cuda:1"), capacity).chunked_prefill_size == CHUNK_CUDA
+    on_gpu = msgspec.structs.replace(capacity, device="cuda")
+    assert SchedulerConfig.resolve(ServerArgs(device="auto"), on_gpu).chunked_prefill_size == CHUNK_CUDA
     config = SchedulerConfig.resolve(ServerArgs(disable_overlap_schedule=True, chunked_prefill_size=-1), capacity)
     assert (config.depth, config.chunked_prefill_size, config.max_running) == (1, -1, 3)
 
@@ -248,31 +250,22 @@ def test_retry_after_is_between_a_second_and_a_minute() -> None:
     assert meter.retry_after(100_000, 4.0) == 60.0
 
 
-def test_tombstones_are_bounded() -> None:
+def test_ids_and_groups_are_those_of_a_client() -> None:
     registry = Registry()
-    for i in range(MOST_REMEMBERED + 10):
-        registry.aborted_by(AbortOf(rid=f"r{i}", client="client:a"), 0.0)
-    assert registry.claim(submit("r0", [1]), 0.0)[0] is Meaning.NEW
-    assert registry.claim(submit(f"r{MOST_REMEMBERED + 9}", [1]), 0.0)[0] is Meaning.ABORTED
-
-
-def test_the_id_of_an_aborted_group_may_be_used_again_at_once() -> None:
-    registry = Registry()
-    choices = [Request(1, submit("g", [1], group="g"), 100, 0.0), Request(2, submit("g_1", [1], group="g"), 100, 0.0)]
-    for choice in choices:
-        registry.add(choice)
-    assert registry.aborted_by(AbortOf(rid="g", client="client:a"), 0.0) == choices
-    for choice in choices:
-        registry.remove(choice, 0.0)
-    assert registry.claim(submit("g", [1], group="g"), 0.0)[0] is Meaning.NEW
-
-
-def test_an_exact_abort_leaves_the_group_of_that_name_alone() -> None:
-    registry = Registry()
-    choices = [Request(1, submit("g", [1], group="g"), 100, 0.0), Request(2, submit("g_1", [1], group="g"), 100, 0.0)]
-    for choice in choices:
-        registry.add(choice)
-    assert registry.aborted_by(AbortOf(rid="g", client="client:a", exact=True), 0.0) == choices[:1]
+    ours = [Request(i, submit(rid, [1], group="g"), 100, 0.0) for i, rid in enumerate(("g", "g_1"))]
+    theirs = Request(2, submit("g", [1], group="g", client="client:b"), 100, 0.0)
+    assert registry.claim(theirs.submit) == (Meaning.NEW, None)
+    for request in (*ours, theirs):
+        registry.add(request)
+    assert registry.claim(theirs.submit) == (Meaning.REPEATED, theirs)
+    assert registry.named_by(AbortOf(rid="g", client="client:a")) == ours
+    assert registry.named_by(AbortOf(rid="g", client="client:a", exact=True)) == ours[:1]
+    assert registry.named_by(AbortOf(rid="g_1", client="client:b")) == []
+    assert registry.named_by(AbortOf(all=True, client="client:b")) == [theirs]
+    assert registry.named_by(AbortOf(rid="g")) == [*ours, theirs]
+    registry.remove(ours[0])
+    assert registry.claim(ours[0].submit) == (Meaning.NEW, None)
+    assert registry.named_by(AbortOf(all=True)) == [ours[1], theirs]
 
 
 def test_tokens_grow_with_the_output() -> None:

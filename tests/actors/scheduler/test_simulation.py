@@ -65,10 +65,8 @@ def simulate(seed: int, requests: int, settings: dict[str, Any], *, audit_every:
             sent.append(request)
         if rng.random() < 0.02 and sent:
             name = rng.choice((sent[-1].rid, sent[-1].group))
-            world.scheduler.abort(AbortOf(rid=name), world.now)
+            world.scheduler.abort(AbortOf(rid=name))
             world.hear(world.scheduler.drain())
-            if name.startswith("g"):
-                world.now += 61  # the tombstone of the group is gone
         grammars(world, rng)
         if rng.random() < 0.7:
             world.plan()
@@ -108,7 +106,7 @@ def test_small_simulation(settings: dict[str, Any]) -> None:
 def test_ten_thousand_requests() -> None:
     world = simulate(2, 10_000, {})
     stats = world.scheduler.stats(world.now)
-    assert stats.requests_total == 10_000
+    assert 10_000 <= stats.requests_total < 10_003  # they come up to three at a time
     assert stats.retractions_total > 0
     assert stats.cached_tokens_total > 0
     assert stats.repaired_total == 0
