@@ -150,9 +150,11 @@ class Actor:
         return target is not None and target.send(message, buffers)
 
     def writable(self, peer: str) -> bool:
-        """Whether `send` to `peer` would be taken."""
+        """Whether `send` to `peer` would be taken. When its window is full, `on_writable` will tell that there is room."""
         target = self._sockets.get(peer)
-        return target is not None and target.link.writable
+        if target is None:
+            return False
+        return target.link.writable or target.link.send(b"")  # which takes nothing, and notes that room is wanted
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
         """Run `work` in the actor's task group; an exception in it ends the actor. Ended (cancelled) with the actor."""

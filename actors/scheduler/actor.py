@@ -18,6 +18,7 @@ from collections import deque
 import msgspec
 
 from radixcast.actors.actor import Actor, Bind
+from radixcast.actors.backlog import Backlog
 from radixcast.actors.scheduler.config import SchedulerConfig
 from radixcast.actors.scheduler.outbox import Event
 from radixcast.actors.scheduler.scheduler import Scheduler
@@ -70,6 +71,8 @@ class SchedulerActor(Actor):
         self._untold: deque[Event] = deque()
         """What the detokenizer has not been sent yet."""
         self._detokenizer_lost = False
+        self._answers = Backlog(self.send)
+        """To the tokenizer: clients wait for each of them."""
         self._checked_at = 0
 
     async def start(self) -> None:
@@ -91,9 +94,9 @@ class SchedulerActor(Actor):
         """Abort requests; also those that wait for the runner to load."""
         self.progress += 1
         if self._scheduler is not None:
-            self._scheduler.abort(message, time.monotonic())
+            self._scheduler.abort(message)
             return
-        for submit in [s for s in self._early if _names(message, s)]:
+        for submit in [s for s in self._early if message.names(s.client, s.rid, s.group)]:
             self._early.remove(submit)
             self._refuse(submit, RequestAborted(f"request {submit.rid!r}: {message.reason or 'aborted'}").info)
 
@@ -103,13 +106,13 @@ class SchedulerActor(Actor):
         done = ControlDone(client=message.client, id=message.id)
         if self._scheduler is None:
             waits = message.what == "flush_cache"
-            self.send(TOKENIZER, msgspec.structs.replace(done, ok=waits, message="the model is loading"))
+            self._answers.say(TOKENIZER, msgspec.structs.replace(done, ok=waits, message="the model is loading"))
         elif message.what == "flush_cache":
             self.spawn(self._flush(self._scheduler, done), "flush")
         elif message.what == "stats":
-            self.send(TOKENIZER, msgspec.structs.replace(done, stats=self._scheduler.stats(time.monotonic())))
+            self._answers.say(TOKENIZER, msgspec.structs.replace(done, stats=self._scheduler.stats(time.monotonic())))
         else:
-            self.send(TOKENIZER, msgspec.structs.replace(done, ok=False, message=f"unknown control {message.what!r}"))
+            self._answers.say(TOKENIZER, msgspec.structs.replace(done, ok=False, message=f"unknown control {message.what!r}"))
 
     def _submit(self, scheduler: Scheduler, message: Submit) -> None:
         self.progress += 1
@@ -118,7 +121,8 @@ class SchedulerActor(Actor):
             self._refuse(message, refusal)
 
     def _refuse(self, message: Submit, error: ErrorInfo) -> None:
-        self.send(TOKENIZER, SubmitRefused(client=message.client, rid=message.rid, attempt=message.attempt, error=error))
+        refused = SubmitRefused(client=message.client, rid=message.rid, attempt=message.attempt, error=error)
+        self._answers.say(TOKENIZER, refused)
 
     async def _flush(self, scheduler: Scheduler, done: ControlDone) -> None:
         """A client that has seen its last token may flush at once, though the end is still on its way to us."""
@@ -127,7 +131,7 @@ class SchedulerActor(Actor):
         while not ok and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
             ok, text = scheduler.flush_cache(time.monotonic())
-        self.send(TOKENIZER, msgspec.structs.replace(done, ok=ok, message=text))
+        self._answers.say(TOKENIZER, msgspec.structs.replace(done, ok=ok, message=text))
 
     # ---------------------------------------------------------------- from runner and detokenizer
 
@@ -135,7 +139,7 @@ class SchedulerActor(Actor):
         """A runner is ready: the first one, or a new one with empty tables."""
         self.progress += 1
         config = SchedulerConfig.resolve(self.args, message)
-        self._capacity = message
+        is_news, self._capacity = message != self._capacity, message
         self._runner_ready = True
         if self._scheduler is None:
             self._scheduler = Scheduler(config)
@@ -143,7 +147,8 @@ class SchedulerActor(Actor):
                 self._submit(self._scheduler, self._early.popleft())
         else:
             self._scheduler.runner_lost(config)
-        self.send(TOKENIZER, message)
+        if is_news:  # clients take a repetition for a new scheduler, which has lost what the old one had not begun
+            self._answers.say(TOKENIZER, message)
         self.log.info(
             "max_total_num_tokens=%d, chunked_prefill_size=%d, max_prefill_tokens=%d, max_running_requests=%d, context_len=%d",
             config.total_tokens,
@@ -184,14 +189,21 @@ class SchedulerActor(Actor):
             return
         self._ask_for_grammars(scheduler)
         self._untold.extend(scheduler.drain())
+        held_back = len(self._untold) >= BACKLOG
+        self._plan(scheduler)
+        self._tell_detokenizer()
+        if held_back:  # no more, or else there will be room and on_writable: nothing else might come to wake us
+            self._plan(scheduler)
+            self._tell_detokenizer()
+        if not scheduler.busy and scheduler.meter.steps != self._checked_at:
+            self._checked_at = scheduler.meter.steps
+            scheduler.maintain()
+
+    def _plan(self, scheduler: Scheduler) -> None:
         while self._may_plan() and (plan := scheduler.schedule(time.monotonic())) is not None:
             if not self.send(MODEL_RUNNER, plan):
                 self._lose_runner("a plan could not be sent")
         self._untold.extend(scheduler.drain())
-        self._tell_detokenizer()
-        if not scheduler.busy and scheduler.meter.steps != self._checked_at:
-            self._checked_at = scheduler.meter.steps
-            scheduler.maintain()
 
     def _ask_for_grammars(self, scheduler: Scheduler) -> None:
         if not self._runner_ready or not self.writable(MODEL_RUNNER):
@@ -218,8 +230,10 @@ class SchedulerActor(Actor):
 
     def on_link_up(self, peer: str) -> None:
         """A peer is there, perhaps a new one that knows nothing."""
-        if peer == TOKENIZER and self._capacity is not None:
-            self.send(TOKENIZER, self._capacity)
+        if peer == TOKENIZER:
+            self._answers.forget(TOKENIZER)
+            if self._capacity is not None:
+                self._answers.say(TOKENIZER, self._capacity)
         elif peer == DETOKENIZER and self._detokenizer_lost:
             self._detokenizer_lost = False
             self._untold = deque(self._scheduler.resync() if self._scheduler is not None else ())
@@ -230,6 +244,12 @@ class SchedulerActor(Actor):
             self._lose_runner(reason)
         elif peer == DETOKENIZER:
             self._detokenizer_lost = True
+        elif peer == TOKENIZER:
+            self._answers.forget(TOKENIZER)
+
+    def on_writable(self, peer: str) -> None:
+        """A full window has room again (plans go on after each batch anyway)."""
+        self._answers.flush(peer)
 
     def _lose_runner(self, reason: str) -> None:
         self._runner_ready = False
@@ -267,8 +287,3 @@ class SchedulerActor(Actor):
 
 def _nothing() -> None:
     """An empty piece of mail."""
-
-
-def _names(abort: AbortOf, submit: Submit) -> bool:
-    """Whether `abort` means the request."""
-    return (abort.all or abort.rid in (submit.rid, submit.group)) and abort.client in ("", submit.client)

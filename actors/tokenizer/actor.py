@@ -6,8 +6,9 @@
             ◄── Welcome, Refused, TokenizeReply, …                   SubmitRefused, ControlDone, Capacity ◄──
 
 Short texts are tokenised at once; long ones and chat templates run in a few threads, and constraints are proved to compile in
-a process of their own, so the mailbox never waits for one. An Abort that overtakes its request there is remembered with the
-request. Knows nothing of the KV cache, of other requests, or of HTTP.
+a process of their own, so the mailbox never waits for one. This is the one place where an Abort can overtake its request: it
+stops those in threads and goes on to the scheduler for the others. Knows nothing of the KV cache, of other requests, or of
+HTTP.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
 
 from radixcast.actors.actor import Actor, Bind, Dial
+from radixcast.actors.backlog import Backlog
 from radixcast.actors.grammar.prover import Prover
 from radixcast.actors.setup import CLIENT_PREFIX, SCHEDULER, TOKENIZER, NodeSetup
 from radixcast.actors.tokenizer.admission import Admission, prompt_ids
 from radixcast.actors.tokenizer.chat_template import ChatTemplate
 from radixcast.actors.tokenizer.constraints import grammar_of, named
+from radixcast.actors.tokenizer.jobs import Job, chars_of
 from radixcast.actors.tokenizer.loading import load_tokenizer
 from radixcast.actors.tokenizer.text_encoder import TextEncoder
 from radixcast.protocols import limits
@@ -65,18 +67,10 @@ MAX_JOBS = 1024
 """Requests in threads or waiting for one; more get 503."""
 MAX_JOB_CHARS = 64 << 20
 """Characters of those requests."""
+MAX_WAITING = 4096
+"""Messages that may wait for a busy scheduler before new requests get 503."""
 
 T = TypeVar("T")
-
-
-@dataclass(eq=False)
-class _Job:
-    """A request whose prompt is being made in a thread, or whose grammar is being proved."""
-
-    client: str
-    message: Generate | Tokenize
-    chars: int
-    aborted: bool = False
 
 
 class TokenizerActor(Actor):
@@ -92,7 +86,9 @@ class TokenizerActor(Actor):
         self._admission = Admission(self.model, self._encoder, random_seed=self.args.random_seed)
         self._template: ChatTemplate | None = None
         self._clients: set[str] = set()
-        self._jobs: set[_Job] = set()
+        self._backlog = Backlog(self.send)
+        self._scheduler_away = False
+        self._jobs: set[Job] = set()
         self._job_chars = 0
         self._draining = False
         self._prover = Prover(self.model, self.args, setup.run_dir)
@@ -134,37 +130,45 @@ class TokenizerActor(Actor):
         if self._draining:
             raise Overloaded("the server is shutting down", retry_after=1.0)
         self._admission.check(message)
+        self._drop_older(message, peer)
         if message.sampling.constraint:
-            self._start_job(_Job(peer, message, _chars(message)))
+            self._start_job(Job(peer, message, chars_of(message)))
         elif message.input_ids is not None:
             self._submit(message, peer, prompt_ids(message, self._encoder))
         elif message.text is not None and len(message.text) <= SHORT_CHARS:
             self._submit(message, peer, self._encoder.encode(message.text, add_special_tokens=message.add_special_tokens))
         else:
-            self._start_job(_Job(peer, message, _chars(message)))
+            self._start_job(Job(peer, message, chars_of(message)))
 
     def _submit(self, message: Generate, client: str, prompt: Int32Array, grammar: GrammarSpec | None = None) -> None:
         submit = self._admission.submit(message, client, prompt, grammar)
-        if not self.send(SCHEDULER, submit):
-            raise Overloaded("the scheduler can't take requests now", retry_after=1.0)
+        self._check_scheduler()
+        self._backlog.say(SCHEDULER, submit)
         self._submitted += 1
 
+    def _check_scheduler(self) -> None:
+        if self._scheduler_away or self._backlog.waiting(SCHEDULER) >= MAX_WAITING:
+            raise Overloaded("the scheduler can't take requests now", retry_after=1.0)
+
+    def _drop_older(self, message: Generate, client: str) -> None:
+        """A higher attempt replaces what is still in a thread: nobody waits for an answer to that any more."""
+        for job in self._jobs if message.attempt else ():
+            older = job.message
+            if isinstance(older, Generate) and (job.client, older.rid) == (client, message.rid):
+                job.aborted = job.aborted or older.attempt < message.attempt
+
     def on_Abort(self, message: Abort, peer: str) -> None:
-        """Stop requests: those in threads here, all others at the scheduler, which remembers ids it does not know yet."""
-        here = 0
+        """Stop the client's requests: those in threads here, all others at the scheduler, which has got them before this."""
         for job in self._jobs:
             generate = job.message
-            if not isinstance(generate, Generate) or job.aborted:
+            if not isinstance(generate, Generate) or job.aborted or job.client != peer:
                 continue
-            alone = generate.rid == message.rid and generate.group in ("", generate.rid)
-            named = generate.rid == message.rid or (generate.group == message.rid and not message.exact)
-            if message.all or named:
+            if message.names(generate.rid, generate.group):
                 job.aborted = True
-                here += alone or (named and message.exact)
-                self._refuse(generate, job.client, RequestAborted(message.reason or "the request was aborted").info)
-        if not here or message.all:
-            there = AbortOf(rid=message.rid, all=message.all, reason=message.reason, client=peer, exact=message.exact)
-            self.send(SCHEDULER, there)
+                self._refuse(generate, peer, RequestAborted(message.reason or "the request was aborted").info)
+        if not self._scheduler_away:  # else it has nothing, or clients say it again when they hear that it is back
+            abort = AbortOf(rid=message.rid, all=message.all, reason=message.reason, client=peer, exact=message.exact)
+            self._backlog.say(SCHEDULER, abort)
 
     def on_Tokenize(self, message: Tokenize, peer: str) -> None:
         """Ids of texts or of a conversation."""
@@ -174,9 +178,9 @@ class TokenizerActor(Actor):
             raise InvalidRequest("give texts or a conversation, not both", param="messages")
         for text in message.texts or [""]:
             self._encoder.check_text(text, "prompt")
-        job = _Job(peer, message, _chars(message))
+        job = Job(peer, message, chars_of(message))
         if message.chat is None and job.chars <= SHORT_CHARS:
-            self.send(peer, self._tokenized(message))
+            self._reply(peer, self._tokenized(message))
         else:
             self._start_job(job)
 
@@ -193,27 +197,27 @@ class TokenizerActor(Actor):
             ids = unpack_ids(data)
             self._encoder.check_ids(ids, "tokens")
             texts.append(self._encoder.decode(ids.tolist(), skip_special_tokens=message.skip_special_tokens))
-        self.send(peer, DetokenizeReply(id=message.id, texts=texts))
+        self._reply(peer, DetokenizeReply(id=message.id, texts=texts))
 
     def on_Control(self, message: Control, peer: str) -> None:
         """Passed on to the scheduler."""
-        if not self.send(SCHEDULER, ControlOf(client=peer, id=message.id, what=message.what)):
-            raise Overloaded("the scheduler can't be reached now", retry_after=1.0)
+        self._check_scheduler()
+        self._backlog.say(SCHEDULER, ControlOf(client=peer, id=message.id, what=message.what))
 
     # -- what runs in threads
 
-    def _start_job(self, job: _Job) -> None:
+    def _start_job(self, job: Job) -> None:
         if len(self._jobs) >= MAX_JOBS or self._job_chars + job.chars > MAX_JOB_CHARS:
             raise Overloaded("too many long prompts are being tokenised", retry_after=1.0)
         self._jobs.add(job)
         self._job_chars += job.chars
         self.spawn(self._run_job(job), "tokenize")
 
-    async def _run_job(self, job: _Job) -> None:
+    async def _run_job(self, job: Job) -> None:
         """The prompt of one request, then its way on. Whatever goes wrong is this request's."""
         try:
             if isinstance(job.message, Tokenize):
-                self.send(job.client, await self._tokenized_later(job.message))
+                self._reply(job.client, await self._tokenized_later(job.message))
             else:
                 prompt = await self._prompt_later(job.message)
                 grammar = None if job.aborted else await self._proved(job.message.sampling)
@@ -286,27 +290,34 @@ class TokenizerActor(Actor):
         if isinstance(message, Generate):
             self._refuse(message, peer, info)
         elif isinstance(message, Tokenize):
-            self.send(peer, TokenizeReply(id=message.id, error=info))
+            self._reply(peer, TokenizeReply(id=message.id, error=info))
         elif isinstance(message, Detokenize):
-            self.send(peer, DetokenizeReply(id=message.id, error=info))
+            self._reply(peer, DetokenizeReply(id=message.id, error=info))
         elif isinstance(message, Control):
-            self.send(peer, ControlReply(id=message.id, ok=False, message=info.message))
+            self._reply(peer, ControlReply(id=message.id, ok=False, message=info.message))
+
+    def _reply(self, client: str, message: msgspec.Struct) -> None:
+        """Tell a client; while its window is full the message waits, and with its link it is gone."""
+        if client in self._clients:
+            self._backlog.say(client, message)
+        else:
+            self.send(client, message)
 
     def _refuse(self, message: Generate, client: str, info: ErrorInfo) -> None:
         self._refused += 1
-        self.send(client, Refused(rid=message.rid, attempt=message.attempt, error=info))
+        self._reply(client, Refused(rid=message.rid, attempt=message.attempt, error=info))
 
     # -- from the scheduler and the supervisor
 
     def on_SubmitRefused(self, message: SubmitRefused, peer: str) -> None:
         """The scheduler has no room for a request."""
         self._refused += 1
-        self.send(message.client, Refused(rid=message.rid, attempt=message.attempt, error=message.error))
+        self._reply(message.client, Refused(rid=message.rid, attempt=message.attempt, error=message.error))
 
     def on_ControlDone(self, message: ControlDone, peer: str) -> None:
         """The answer to a Control."""
         reply = ControlReply(id=message.id, ok=message.ok, message=message.message, stats=message.stats)
-        self.send(message.client, reply)
+        self._reply(message.client, reply)
 
     def on_Capacity(self, message: Capacity, peer: str) -> None:
         """The runner is ready; clients hear what it holds."""
@@ -321,21 +332,30 @@ class TokenizerActor(Actor):
     # -- links
 
     def on_link_up(self, peer: str) -> None:
-        """A client came."""
+        """A client came, or the scheduler."""
         if peer.startswith(CLIENT_PREFIX):
             self._clients.add(peer)
             self._welcome(peer)
+        elif peer == SCHEDULER:
+            self._scheduler_away = False
 
     def on_link_down(self, peer: str, reason: str) -> None:
-        """A client went: what it had in threads is not submitted any more."""
+        """A client went: what it had in threads is not submitted any more. Or the scheduler, and what waited for it."""
+        self._backlog.forget(peer)
         if peer.startswith(CLIENT_PREFIX):
             self._clients.discard(peer)
             for job in self._jobs:
                 job.aborted = job.aborted or job.client == peer
+        elif peer == SCHEDULER:
+            self._scheduler_away = True
+
+    def on_writable(self, peer: str) -> None:
+        """A full window has room again."""
+        self._backlog.flush(peer)
 
     def _welcome(self, client: str) -> None:
         model = self.model
-        self.send(
+        self._reply(
             client,
             Welcome(
                 output_endpoint=self.setup.endpoints.public_out,
@@ -364,17 +384,3 @@ class TokenizerActor(Actor):
             "refused_total": self._refused,
             **self._prover.stats(),
         }
-
-
-def _chars(message: Generate | Tokenize) -> int:
-    """About how much text a job works on."""
-    if isinstance(message, Tokenize):
-        texts = sum(map(len, message.texts))
-    else:
-        texts = len(message.text or "") + len(message.input_ids or b"") + _grammar_chars(message.sampling)
-    return texts + (sum(len(str(m.get("content", ""))) for m in message.chat.messages) if message.chat else 0)
-
-
-def _grammar_chars(sampling: SamplingParams) -> int:
-    texts = (sampling.regex, sampling.json_schema, sampling.ebnf, sampling.structural_tag, *sampling.choices)
-    return sum(len(text) for text in texts if text)

@@ -75,7 +75,7 @@ class Admission:
         start = generate.logprob_start
         if start > length:
             raise InvalidRequest(f"logprob_start ({start}) is beyond the prompt's {length} tokens", param="logprob_start")
-        sampling = self._resolve(generate, length)
+        sampling = self._resolve(generate.sampling, length, generate.clip)
         ignore = sampling.ignore_eos
         eos = () if ignore else self._model.eos_token_ids
         return Submit(
@@ -101,17 +101,16 @@ class Admission:
             return_prompt_ids=generate.return_prompt_ids,
             return_text_in_logprobs=generate.return_text_in_logprobs,
             grammar=grammar,
+            clip=generate.clip or generate.sampling.max_new_tokens is None,
         )
 
-    def _resolve(self, generate: Generate, prompt_length: int) -> SamplingParams:
-        """Seed drawn, max_new_tokens a number that fits the context; one that nobody asked for also fits the pool."""
-        sampling = generate.sampling
+    def _resolve(self, sampling: SamplingParams, prompt_length: int, clip: bool) -> SamplingParams:
+        """Seed drawn, max_new_tokens a number that fits; one that nobody asked for (`clip`, or None) is made to fit."""
         most = self.context_length - prompt_length
         wanted = sampling.max_new_tokens
-        if wanted is None or generate.clip:
+        if wanted is None or clip:
             pool = self.max_total_tokens - prompt_length if self.max_total_tokens else most
-            fitting = max(1, min(most, pool))
-            wanted = fitting if wanted is None else min(wanted, fitting)
+            wanted = max(1, min(most if wanted is None else wanted, most, pool))
             if sampling.min_new_tokens > wanted:
                 raise ContextLengthExceeded(
                     f"min_new_tokens ({sampling.min_new_tokens}) is more than the {wanted} tokens left behind the input "

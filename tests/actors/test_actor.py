@@ -77,6 +77,14 @@ async def test_send_to_nobody_is_refused(node: LocalNode) -> None:
     assert node.actor(SCHEDULER).writable(TOKENIZER)
 
 
+async def test_who_finds_a_window_full_is_told_when_there_is_room(node: LocalNode) -> None:
+    hub = node.actor(SCHEDULER)
+    while hub.writable(TOKENIZER):
+        assert hub.send(TOKENIZER, Echo("x", 0, "client:nobody"))
+    await eventually(lambda: hub.message_stats().get("messages.on_writable.count"))
+    assert hub.writable(TOKENIZER)
+
+
 async def test_message_stats_count_what_was_handled(node: LocalNode, client: Client) -> None:
     for _ in range(3):
         await client.ask(Say("x"))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 from fakes.dialling import Client, eventually
@@ -15,7 +17,7 @@ from fakes.scheduler_world import submit
 from radixcast.actors.local import LocalNode, local_setup
 from radixcast.actors.model_runner.actor import ModelRunnerActor
 from radixcast.actors.model_runner.free import FreeRunner
-from radixcast.actors.scheduler.actor import SchedulerActor
+from radixcast.actors.scheduler.actor import BACKLOG, SchedulerActor
 from radixcast.actors.setup import DETOKENIZER, MODEL_RUNNER, SCHEDULER, TOKENIZER, NodeSetup
 from radixcast.protocols.buffers import pack_ids, unpack_ids
 from radixcast.protocols.errors import ErrorInfo
@@ -130,6 +132,19 @@ async def test_nothing_is_planned_while_the_detokenizer_is_deaf(actor: Quiet) ->
     assert len(actor.heard(StepPlan)) == 2
 
 
+async def test_a_burst_of_requests_is_planned_without_further_mail(actor: Quiet) -> None:
+    await actor.say(CAPACITY, MODEL_RUNNER)
+    actor.deaf.add(DETOKENIZER)
+    assert actor._scheduler is not None
+    actor._scheduler.config = dataclasses.replace(actor._scheduler.config, max_queued=1000)
+    for i in range(2 * BACKLOG):
+        actor.on_Submit(submit(f"r{i}", [1 + i % 90], 5), TOKENIZER)
+    actor.deaf.clear()
+    await actor.after_batch()
+    assert len(actor.heard(Open)) == 2 * BACKLOG
+    assert len(actor.heard(StepPlan)) == 2
+
+
 async def test_a_new_runner_computes_everything_again(actor: Quiet) -> None:
     await actor.say(CAPACITY, MODEL_RUNNER)
     await actor.say(submit("a", [1, 2, 3], 20, min_new=20), TOKENIZER)
@@ -189,6 +204,42 @@ async def test_a_new_detokenizer_hears_of_live_requests(actor: Quiet) -> None:
     actor.on_link_up(DETOKENIZER)
     await actor.after_batch()
     assert len(actor.heard(Open)) == 1
+
+
+async def test_a_new_runner_is_no_news_for_clients(actor: Quiet) -> None:
+    for capacity in (CAPACITY, CAPACITY, msgspec.structs.replace(CAPACITY, total_tokens=999)):
+        await actor.say(capacity, MODEL_RUNNER)
+    assert [c.total_tokens for c in actor.heard(Capacity)] == [1000, 999]
+
+
+async def test_a_refusal_waits_for_a_busy_tokenizer(actor: Quiet) -> None:
+    await actor.say(CAPACITY, MODEL_RUNNER)
+    actor.deaf.add(TOKENIZER)
+    for i in range(3):
+        await actor.say(submit(f"r{i}", [1] * 200, 1), TOKENIZER)
+    assert actor.heard(SubmitRefused) == []
+    actor.deaf.clear()
+    actor.on_writable(TOKENIZER)
+    assert [m.rid for m in actor.heard(SubmitRefused)] == ["r0", "r1", "r2"]
+
+
+async def test_stats_and_hit_rate_after_a_flush(actor: Quiet) -> None:
+    await actor.say(CAPACITY, MODEL_RUNNER)
+    peers = Peers(actor)
+    for i, flush in enumerate((False, True, False)):
+        await actor.say(submit(f"r{i}", [1, 2, 3, 4, 5], 2, min_new=2), TOKENIZER)
+        await peers.work()
+        if flush:
+            await actor.say(ControlOf(client="c", id="f", what="flush_cache"), TOKENIZER)
+            await asyncio.gather(*actor.work)
+        await actor.say(ControlOf(client="c", id=f"s{i}", what="stats"), TOKENIZER)
+    stats = [m.stats for m in actor.heard(ControlDone) if m.stats is not None]
+    assert [s.cached_tokens_total for s in stats] == [0, 4, 4]
+    assert [s.prompt_tokens_total for s in stats] == [5, 10, 15]
+    assert [round(s.cache_hit_rate, 3) for s in stats] == [0.0, 0.4, 0.267]
+    assert [s.cached_tokens > 0 for s in stats] == [True, False, True]
+    assert {s.locked_tokens for s in stats} == {0}
+    assert all(s.free_tokens + s.cached_tokens == s.total_tokens for s in stats)
 
 
 async def test_a_new_tokenizer_hears_the_capacity(actor: Quiet) -> None:

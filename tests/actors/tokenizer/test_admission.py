@@ -139,6 +139,23 @@ def test_open_end_goes_to_the_end_of_context_or_pool() -> None:
     assert admission.context_length == 64
 
 
+def test_a_default_length_is_clipped_to_what_fits() -> None:
+    admission = Admission(MODEL, ENCODER)
+    fields = {"input_ids": pack_ids([7] * 100), **params(max_new_tokens=128)}
+    with pytest.raises(ContextLengthExceeded):
+        admit(admission, **fields)
+    submit = admit(admission, clip=True, **fields)
+    assert (submit.sampling.max_new_tokens, submit.clip) == (28, True)
+    admission.set_capacity(Capacity(total_tokens=110, max_running=4, context_length=128))
+    assert admit(admission, clip=True, **fields).sampling.max_new_tokens == 10
+    assert admit(admission, clip=True, **params(max_new_tokens=5)).sampling.max_new_tokens == 5
+    with pytest.raises(ContextLengthExceeded) as caught:
+        admit(admission, clip=True, input_ids=pack_ids([7] * 100), **params(max_new_tokens=128, min_new_tokens=20))
+    assert caught.value.info.param == "sampling_params.min_new_tokens"
+    with pytest.raises(ContextLengthExceeded):
+        admit(admission, clip=True, input_ids=pack_ids([7] * 128), **params(max_new_tokens=128))
+
+
 def test_seed_is_drawn_unless_given() -> None:
     assert admit(**params(seed=3)).sampling.seed == 3
     drawn = {admit().sampling.seed for _ in range(8)}

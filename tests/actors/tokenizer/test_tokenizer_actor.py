@@ -151,21 +151,75 @@ async def test_a_long_prompt_never_stalls_short_ones(actor: Quiet) -> None:
 
 
 @pytest.mark.parametrize(
-    ("abort", "passed_on"), [(Abort(rid="job"), False), (Abort(rid="other"), None), (Abort(all=True), True)]
+    ("abort", "hit"),
+    [
+        (Abort(rid="job"), True),
+        (Abort(rid="g"), True),
+        (Abort(rid="g", exact=True), False),
+        (Abort(rid="other"), False),
+        (Abort(all=True), True),
+        (Abort(), False),
+    ],
 )
-async def test_abort_of_a_prompt_in_a_thread(actor: Quiet, abort: Abort, passed_on: bool | None) -> None:
+async def test_abort_of_a_prompt_in_a_thread(actor: Quiet, abort: Abort, hit: bool) -> None:
     gate = Gate(actor)
-    await actor.say(Generate(rid="job", text=LONG), CLIENT)
+    await actor.say(Generate(rid="job", group="g", text=LONG), CLIENT)
     await actor.say(abort, "client:b")
+    passed_on = AbortOf(rid=abort.rid, all=abort.all, exact=abort.exact, client="client:b")
+    assert actor.take() == [passed_on]  # somebody else's request
+    await actor.say(abort, CLIENT)
     sent = actor.take()
-    if passed_on is None:
-        assert sent == [AbortOf(rid="other", client="client:b")]
-    else:
-        assert [m.error.status for m in sent if isinstance(m, Refused)] == [499]
-        assert any(isinstance(m, AbortOf) for m in sent) is passed_on
+    assert [m.error.status for m in sent if isinstance(m, Refused)] == [499] * hit
+    assert sent[-1] == msgspec.structs.replace(passed_on, client=CLIENT)
+    await actor.say(Generate(rid="job", group="g", text="again"), CLIENT)  # at once
+    assert len(actor.take(Submit)) == 1
     gate.open.set()
     await actor.settle()
-    assert len(actor.take(Submit)) == (passed_on is None)
+    assert len(actor.take(Submit)) == (not hit)
+
+
+async def test_a_higher_attempt_replaces_one_in_a_thread(actor: Quiet) -> None:
+    gate = Gate(actor)
+    for attempt in (0, 1):
+        await actor.say(Generate(rid="job", attempt=attempt, text=LONG), CLIENT)
+    await actor.say(Generate(rid="job", text=LONG), "client:b")
+    gate.open.set()
+    await actor.settle()
+    assert sorted((m.client, m.attempt) for m in actor.take()) == [(CLIENT, 1), ("client:b", 0)]
+
+
+async def test_what_a_busy_scheduler_can_not_take_waits_in_order(actor: Quiet, monkeypatch: pytest.MonkeyPatch) -> None:
+    actor.deaf.add(SCHEDULER)
+    await actor.say(Generate(rid="r", text="hi"), CLIENT)
+    await actor.say(Abort(rid="r"), CLIENT)
+    await actor.say(Generate(rid="r", text="hi"), CLIENT)
+    await actor.say(Control(id="1", what="stats"), CLIENT)
+    monkeypatch.setattr(module, "MAX_WAITING", 4)
+    await actor.say(Generate(rid="full", text="hi"), CLIENT)
+    assert [(m.rid, m.error.status) for m in actor.take()] == [("full", 503)]
+    actor.deaf.clear()
+    actor.on_writable(SCHEDULER)
+    assert [type(m) for m in actor.take()] == [Submit, AbortOf, Submit, ControlOf]
+    actor.on_writable(SCHEDULER)
+    assert actor.take() == []
+
+
+async def test_what_a_slow_client_can_not_take_waits_until_it_leaves(actor: Quiet) -> None:
+    actor.on_link_up(CLIENT)
+    actor.take()
+    actor.deaf.add(CLIENT)
+    for rid in ("a", "b"):
+        await actor.say(Generate(rid=rid, text=""), CLIENT)
+    actor.deaf.clear()
+    actor.on_writable(CLIENT)
+    assert [m.rid for m in actor.take(Refused)] == ["a", "b"]
+    actor.deaf.add(CLIENT)
+    await actor.say(Generate(rid="c", text=""), CLIENT)
+    actor.on_link_down(CLIENT, "gone")
+    await actor.say(Generate(rid="d", text=""), CLIENT)
+    actor.deaf.clear()
+    actor.on_writable(CLIENT)
+    assert actor.take() == []
 
 
 async def test_abort_of_a_group_reaches_threads_and_scheduler(actor: Quiet) -> None:
@@ -191,11 +245,13 @@ async def test_a_lost_client_is_not_submitted(actor: Quiet) -> None:
 
 
 async def test_overload_is_refused_at_the_door(actor: Quiet, monkeypatch: pytest.MonkeyPatch) -> None:
-    actor.deaf.add(SCHEDULER)
+    actor.on_link_down(SCHEDULER, "killed")
     await actor.say(Generate(rid="r", text="hi"), CLIENT)
     error = actor.take(Refused)[0].error
     assert (error.status, error.retry_after) == (503, 1.0)
-    actor.deaf.clear()
+    await actor.say(Abort(rid="r"), CLIENT)
+    assert actor.take() == []
+    actor.on_link_up(SCHEDULER)
     monkeypatch.setattr(module, "MAX_JOB_CHARS", len(LONG))
     gate = Gate(actor)
     for rid in ("first", "second"):
@@ -258,7 +314,7 @@ async def test_control_goes_to_the_scheduler_and_back(actor: Quiet) -> None:
     await actor.say(ControlDone(client=CLIENT, id="1", stats=stats), SCHEDULER)
     assert actor.sent == [(CLIENT, ControlReply(id="1", stats=stats))]
     actor.take()
-    actor.deaf.add(SCHEDULER)
+    actor.on_link_down(SCHEDULER, "killed")
     await actor.say(Control(id="2", what="flush_cache"), CLIENT)
     assert [(m.id, m.ok) for m in actor.take(ControlReply)] == [("2", False)]
 
