@@ -34,7 +34,6 @@ from radixcast.actors.transport import Dealer, new_epoch
 from radixcast.protocols import limits, sampling
 from radixcast.protocols.buffers import Int32Array, pack_ids, unpack_ids
 from radixcast.protocols.errors import (
-    InternalError,
     InvalidRequest,
     LinkClosed,
     Overloaded,
@@ -61,11 +60,10 @@ from radixcast.protocols.sampling import SamplingParams
 
 PATIENCE_SECONDS = 60.0
 """How long open requests wait for a node that is away."""
-FLUSH_SECONDS = 1.0
-"""How long `close` waits until the node has taken the aborts."""
-
 ANSWER_SECONDS = 30.0
 """How long a question (tokenize, stats, …) waits for its answer; a node that replaces an actor is asked again meanwhile."""
+FLUSH_SECONDS = 1.0
+"""How long `close` waits until the node has taken the aborts."""
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -194,10 +192,11 @@ class EngineClient:
         **fields: Any,
     ) -> Output:
         """One prompt (text, or token ids) -> its whole output. `fields` are further fields of Generate. Raises RequestError."""
-        params = sampling_params
-        if not isinstance(params, SamplingParams):
-            fields.setdefault("clip", not sampling.says_length(params))
-            params = sampling.parse(params or {})
+        if isinstance(sampling_params, SamplingParams):
+            params = sampling_params
+        else:
+            params = sampling.parse(sampling_params or {})
+            fields.setdefault("clip", not sampling.says_length(sampling_params))
         if isinstance(prompt, str):
             fields["text"] = prompt
         else:
@@ -205,50 +204,70 @@ class EngineClient:
         async with self.submit(Generate(rid=fields.pop("rid", ""), sampling=params, **fields)) as stream:
             return await stream.result()
 
-    async def abort(self, rid: str = "", all: bool = False, reason: str = "") -> None:
-        """Abort the requests called `rid`, or of group `rid`, or all of the node. Unknown ids are no error."""
-        self._ready_desk().tell(Abort(rid=rid, all=all, reason=reason))
+    async def abort(self, rid: str = "", all: bool = False, reason: str = "", exact: bool = False) -> None:
+        """Abort this client's request called `rid` and those of group `rid` (not with `exact`), or all; unknown ids too.
+
+        Means what was submitted before: the id may be used again at once.
+        """
+        self._ready_desk().abort(Abort(rid=rid, all=all, reason=reason, exact=exact))
 
     # ------------------------------------------------------------------ questions
+    # Each raises Overloaded when there is no answer within `timeout` seconds, LinkClosed when the client is closed.
 
-    async def tokenize(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[Int32Array]:
+    async def tokenize(
+        self,
+        texts: Sequence[str],
+        *,
+        add_special_tokens: bool = True,
+        timeout: float = ANSWER_SECONDS,  # noqa: ASYNC109 - the error says what did not answer
+    ) -> list[Int32Array]:
         """Token ids of each text: int32 arrays, read-only. Raises RequestError."""
         message = Tokenize(id=_new_id(), texts=list(texts), add_special_tokens=add_special_tokens)
-        return [unpack_ids(ids) for ids in (await self._ask(message)).ids]
+        return [unpack_ids(ids) for ids in (await self._ask(message, timeout)).ids]
 
-    async def tokenize_chat(self, chat: Chat) -> Int32Array:
+    async def tokenize_chat(self, chat: Chat, *, timeout: float = ANSWER_SECONDS) -> Int32Array:  # noqa: ASYNC109
         """Token ids of a conversation rendered with the chat template. Raises RequestError."""
-        return unpack_ids((await self._ask(Tokenize(id=_new_id(), chat=chat))).ids[0])
+        return unpack_ids((await self._ask(Tokenize(id=_new_id(), chat=chat), timeout)).ids[0])
 
-    async def detokenize(self, ids: Sequence[Sequence[int] | Int32Array], *, skip_special_tokens: bool = True) -> list[str]:
+    async def detokenize(
+        self,
+        ids: Sequence[Sequence[int] | Int32Array],
+        *,
+        skip_special_tokens: bool = True,
+        timeout: float = ANSWER_SECONDS,  # noqa: ASYNC109
+    ) -> list[str]:
         """Text of each list of token ids. Raises RequestError."""
         message = Detokenize(id=_new_id(), ids=[pack_ids(i) for i in ids], skip_special_tokens=skip_special_tokens)
-        return list((await self._ask(message)).texts)
+        return list((await self._ask(message, timeout)).texts)
 
-    async def flush_cache(self) -> ControlReply:
+    async def flush_cache(self, *, timeout: float = ANSWER_SECONDS) -> ControlReply:  # noqa: ASYNC109
         """Empty the radix cache. `ok` is False, with a message, while requests run."""
-        reply = await self._ask(Control(id=_new_id(), what="flush_cache"))
+        reply = await self._ask(Control(id=_new_id(), what="flush_cache"), timeout)
         assert isinstance(reply, ControlReply)
         return reply
 
-    async def stats(self) -> SchedulerStats:
-        """The scheduler's gauges and counters, now. Raises InternalError when there are none."""
-        reply = await self._ask(Control(id=_new_id(), what="stats"))
+    async def stats(self, *, timeout: float = ANSWER_SECONDS) -> SchedulerStats:  # noqa: ASYNC109
+        """The scheduler's gauges and counters, now. Raises Overloaded while it has none (the model is loading)."""
+        reply = await self._ask(Control(id=_new_id(), what="stats"), timeout)
         if reply.stats is None:
-            raise InternalError(reply.message or "the node gave no numbers")
+            raise Overloaded(reply.message or "the node gave no numbers", retry_after=1.0)
         stats: SchedulerStats = reply.stats
         return stats
 
-    async def _ask(self, question: Tokenize | Detokenize | Control) -> Any:
+    async def _ask(self, question: Tokenize | Detokenize | Control, seconds: float) -> Any:
         desk = self._ready_desk()
         _check_encodable(question)
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        desk.ask(question, question.id, answer)
+        desk.ask(question, answer)
         try:
-            reply = await asyncio.wait_for(answer, ANSWER_SECONDS)
+            async with asyncio.timeout(seconds):
+                reply = await answer
         except TimeoutError:
-            text = f"the node at {self.endpoint} gave no answer within {ANSWER_SECONDS:g} s"
-            raise Overloaded(text, code="node_unavailable", retry_after=1.0) from None
+            what = question.what if isinstance(question, Control) else type(question).__name__.lower()
+            state = "has not answered" if self.connected else "is away and has not answered"
+            raise Overloaded(
+                f"the node at {self.endpoint} {state} {what!r} within {seconds:g} s", code="node_unavailable", retry_after=1.0
+            ) from None
         if not isinstance(reply, ControlReply) and reply.error is not None:
             raise reply.error.to_exception()
         return reply

@@ -11,7 +11,8 @@ desk hands out what to send. The rules::
     a piece missing    that request is submitted again
     cancelled          an Abort is said (again); nothing is resubmitted
 
-Nothing is sent before both links are up: an output must have a way to come back.
+Nothing is sent before both links are up: an output must have a way to come back. An id that was in use lately is used again
+with a higher attempt: pieces of its former life may still come, and the node may not have let go of it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -30,12 +31,15 @@ from radixcast.actors.stream import Stream
 from radixcast.protocols.errors import DuplicateRequest, InternalError, Overloaded, RequestAborted, RequestError
 from radixcast.protocols.public import (
     Abort,
+    Control,
     ControlReply,
+    Detokenize,
     DetokenizeReply,
     EndAck,
     Generate,
     Refused,
     TextDelta,
+    Tokenize,
     TokenizeReply,
 )
 
@@ -49,9 +53,13 @@ MAX_REFUSALS = 120
 CANCEL_SECONDS = 10.0
 """A cancelled request whose end the node has not told by then is forgotten here."""
 
+REMEMBERED_IDS = 8192
+"""Ids of ended requests whose last attempt is remembered."""
+
 SCHEDULER_LOST = "scheduler_lost"
 """Error code of an output that ended because the scheduler died."""
 
+Question = Tokenize | Detokenize | Control
 Reply = TokenizeReply | DetokenizeReply | ControlReply
 
 
@@ -71,7 +79,8 @@ class Desk:
         self._outward: Way | None = None
         self._streams: dict[str, Stream] = {}
         self._successors: dict[str, Stream] = {}
-        self._questions: dict[str, tuple[msgspec.Struct, asyncio.Future[Any]]] = {}
+        self._last_attempts: OrderedDict[str, int] = OrderedDict()
+        self._questions: dict[str, tuple[Question, asyncio.Future[Any]]] = {}
         self._queue: deque[msgspec.Struct | Stream] = deque()
         self._acks: deque[EndAck] = deque()
 
@@ -102,30 +111,40 @@ class Desk:
             if stream.rid in self._streams:
                 self._successors[stream.rid] = stream
             else:
-                self._streams[stream.rid] = stream
-                self._queue.append(stream)
+                self._open(stream)
         self.pump()
         return streams
 
-    def ask(self, question: msgspec.Struct, key: str, answer: asyncio.Future[Any]) -> None:
-        """Send a message that is answered by a Reply with id `key`."""
+    def ask(self, question: Question, answer: asyncio.Future[Any]) -> None:
+        """Send a question; its Reply is `answer`'s result. Forgotten when `answer` is cancelled."""
+        key = question.id
         self._questions[key] = (question, answer)
         answer.add_done_callback(lambda _: self._questions.pop(key, None))
         self._queue.append(question)
         self.pump()
 
-    def tell(self, message: msgspec.Struct) -> None:
-        """Send a message that has no answer."""
-        self._queue.append(message)
+    def abort(self, abort: Abort) -> None:
+        """Say `abort` to the node; what it means here is cancelled, so that it is not submitted again whatever happens."""
+        self._queue.append(abort)
+        for stream in [*self._successors.values(), *self._streams.values()]:
+            if not stream.cancelled and abort.names(stream.rid, stream.request.group):
+                stream.cancelled = True
+                self._await_end(stream, abort.reason)
         self.pump()
 
     def _cancel(self, stream: Stream, reason: str) -> None:
-        if not stream.sent:
-            self._end(stream, RequestAborted(reason or "cancelled before it was sent"))
-            return
-        self._queue.appendleft(Abort(rid=stream.rid, reason=reason, exact=True))
-        self._later(CANCEL_SECONDS, lambda: self._end(stream, RequestAborted("cancelled")))
+        if stream.known_to_node:
+            self._queue.appendleft(Abort(rid=stream.rid, reason=reason, exact=True))
+        self._await_end(stream, reason)
         self.pump()
+
+    def _await_end(self, stream: Stream, reason: str) -> None:
+        """The node tells the end of what it has got; not for ever, and not of what was not sent."""
+        error = RequestAborted(reason or "cancelled")
+        if stream.sent:
+            self._later(CANCEL_SECONDS, lambda: self._end(stream, error))
+        else:
+            self._end(stream, error)
 
     # ------------------------------------------------------------------ the links' side
 
@@ -151,7 +170,8 @@ class Desk:
         """The node has a new scheduler: what the old one had not begun is lost."""
         for stream in list(self._streams.values()):
             if stream.cancelled:
-                self._end(stream, RequestAborted("cancelled"))
+                self._let_go(stream)
+        self._queue = deque(m for m in self._queue if not isinstance(m, Question))
         self._say_again()
         self.pump()
 
@@ -161,7 +181,7 @@ class Desk:
         self._acks.clear()
         for stream in list(self._streams.values()):
             if stream.cancelled:
-                self._end(stream, RequestAborted("cancelled"))
+                self._let_go(stream)
             elif stream.sent:
                 self._resubmit(stream)
 
@@ -172,8 +192,11 @@ class Desk:
             if delta.finish is not None:
                 self._acknowledge(delta)
             return
-        if _is_lost(delta) and not stream.cancelled:
+        if _is_lost(delta):
             self._acknowledge(delta)
+            if stream.cancelled:
+                self._end(stream, RequestAborted("cancelled"))
+                return
             delta = msgspec.structs.replace(delta, finish=None, usage=None)
             self._resubmit(stream, delta)
             self.pump()
@@ -182,7 +205,10 @@ class Desk:
             stream.feed(delta)
         except DeltaGap as gap:
             log.warning("%s; asking again", gap)
-            self._resubmit(stream)
+            if stream.cancelled:
+                self._let_go(stream)
+            else:
+                self._resubmit(stream)
             self.pump()
             return
         if stream.closed:
@@ -195,7 +221,7 @@ class Desk:
         if stream is None or stream.request.attempt != refused.attempt:
             return
         busy = refused.error.status == Overloaded.status and stream.refusals < MAX_REFUSALS
-        if busy and refused.attempt > 0 and not stream.cancelled:
+        if busy and refused.attempt > stream.first_attempt and not stream.cancelled:
             stream.refusals += 1
             stream.sent = False  # and not in the queue either, for a while
             self._later(refused.error.retry_after or 1.0, lambda: self._again(stream, refused.attempt))
@@ -222,6 +248,8 @@ class Desk:
                 if not self._inward.send(item.request):
                     return
                 item.sent = True
+            elif isinstance(item, Question) and item.id not in self._questions:
+                pass  # who asked does not wait any more
             elif not self._inward.send(item):
                 return
             self._queue.popleft()
@@ -271,6 +299,16 @@ class Desk:
         stream.sent = False
         self._queue.append(stream)
 
+    def _open(self, stream: Stream) -> None:
+        stream.follow(self._last_attempts.get(stream.rid, -1))
+        self._streams[stream.rid] = stream
+        self._queue.append(stream)
+
+    def _let_go(self, stream: Stream) -> None:
+        """End a cancelled stream whose end may never be told. The node may still work for it: say Abort (again)."""
+        self._queue.append(Abort(rid=stream.rid, exact=True))
+        self._end(stream, RequestAborted("cancelled"))
+
     def _end(self, stream: Stream, error: RequestError) -> None:
         stream.fail(error)
         self._remove(stream)
@@ -281,11 +319,18 @@ class Desk:
             del self._successors[stream.rid]
         elif self._streams.get(stream.rid) is stream:
             del self._streams[stream.rid]
+            if stream.known_to_node:
+                self._remember(stream)
             successor = self._successors.pop(stream.rid, None)
             if successor is not None:
-                self._streams[stream.rid] = successor
-                self._queue.append(successor)
+                self._open(successor)
                 self.pump()
+
+    def _remember(self, stream: Stream) -> None:
+        self._last_attempts[stream.rid] = stream.request.attempt
+        self._last_attempts.move_to_end(stream.rid)
+        if len(self._last_attempts) > REMEMBERED_IDS:
+            self._last_attempts.popitem(last=False)
 
     def _acknowledge(self, delta: TextDelta) -> None:
         self._acks.append(EndAck(rid=delta.rid, attempt=delta.attempt))

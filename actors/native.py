@@ -79,8 +79,7 @@ def parse_native(body: Mapping[str, Any]) -> NativeRequest:
     count = len(prompts)
     take = _Fields(body, count, is_batch)
     stream = _bool(False if body.get("stream") is None else body["stream"], "stream")
-    given = body.get("sampling_params")
-    samplings = _samplings(given, count, is_batch)
+    samplings, clips = _samplings(body.get("sampling_params"), count, is_batch)
     outputs = sum(params.n for params in samplings)
     if outputs > limits.MAX_BATCH:
         raise InvalidRequest(f"prompts x n is {outputs}, at most {limits.MAX_BATCH}", param="sampling_params.n")
@@ -109,7 +108,7 @@ def parse_native(body: Mapping[str, Any]) -> NativeRequest:
             cache_salt=_namespace(salts[i], keys[i]),
             return_prompt_ids=with_prompt_ids[i],
             return_text_in_logprobs=texts[i],
-            clip=not sampling.says_length(given[i] if isinstance(given, list) else given),
+            clip=clips[i],
         )
         items.append(NativeItem(index, request, samplings[i].n))
         index += samplings[i].n
@@ -241,7 +240,8 @@ def _ids(value: Any, name: str) -> bytes:
     return pack_ids(value)
 
 
-def _samplings(value: Any, count: int, is_batch: bool) -> list[SamplingParams]:
+def _samplings(value: Any, count: int, is_batch: bool) -> tuple[list[SamplingParams], list[bool]]:
+    """For each prompt: its parameters, and whether their length is a default (then it is clipped to what fits)."""
     if isinstance(value, list):
         if not is_batch or len(value) != count:
             raise InvalidRequest(
@@ -249,17 +249,19 @@ def _samplings(value: Any, count: int, is_batch: bool) -> list[SamplingParams]:
                 + ("" if is_batch else ", which is no batch"),
                 param="sampling_params",
             )
-        return [_sampling(v, f"sampling_params[{i}]") for i, v in enumerate(value)]
-    return [_sampling(value, "sampling_params")] * count
+        pairs = [_sampling(v, f"sampling_params[{i}]") for i, v in enumerate(value)]
+    else:
+        pairs = [_sampling(value, "sampling_params")] * count
+    return [params for params, _ in pairs], [clip for _, clip in pairs]
 
 
-def _sampling(value: Any, name: str) -> SamplingParams:
+def _sampling(value: Any, name: str) -> tuple[SamplingParams, bool]:
     if isinstance(value, SamplingParams):
         sampling.check(value, prefix=name + ".")
-        return value
+        return value, value.max_new_tokens == SamplingParams().max_new_tokens
     if value is not None and not isinstance(value, Mapping):
         raise InvalidRequest(f"{name} must be an object, got {type(value).__name__}", param=name)
-    return sampling.parse(value or {}, prefix=name + ".")
+    return sampling.parse(value or {}, prefix=name + "."), not sampling.says_length(value)
 
 
 def _rids(value: Any, choices: list[int], is_batch: bool) -> tuple[list[str], str]:

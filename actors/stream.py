@@ -26,6 +26,7 @@ class Stream:
     def __init__(self, request: Generate, on_cancel: Callable[[Stream, str], None]) -> None:
         self.request = request
         """The request in its present form: attempt and output_ids grow when it is resubmitted."""
+        self.first_attempt = request.attempt
         self.sent = False
         """Whether the present attempt was given to the link."""
         self.started = False
@@ -49,6 +50,11 @@ class Stream:
         """The request's id."""
         return self.request.rid
 
+    @property
+    def known_to_node(self) -> bool:
+        """Whether any attempt was sent."""
+        return self.sent or self.request.attempt > self.first_attempt
+
     # ------------------------------------------------------------------ the reader's side
 
     def __aiter__(self) -> Stream:
@@ -57,7 +63,7 @@ class Stream:
     async def __anext__(self) -> TextDelta:
         while not self._pending:
             if self._error is not None:
-                raise self._error
+                raise self._error.with_traceback(None)  # one error may end many streams
             if self.closed:
                 raise StopAsyncIteration
             if self._reader is not None:
@@ -95,6 +101,12 @@ class Stream:
         self.cancel("the reader left")
 
     # ------------------------------------------------------------------ the client's side
+
+    def follow(self, attempt: int) -> None:
+        """The id was in use up to `attempt`: begin above it, so that what is still said of the former request shows."""
+        if attempt >= self.request.attempt:
+            self.first_attempt = attempt + 1
+            self.request = msgspec.structs.replace(self.request, attempt=attempt + 1)
 
     def feed(self, delta: TextDelta) -> None:
         """Take a piece of the present attempt. Raises DeltaGap when one before it is missing."""

@@ -27,7 +27,7 @@ from radixcast.protocols.errors import (
     PayloadTooLarge,
     RequestAborted,
 )
-from radixcast.protocols.public import Abort, Generate
+from radixcast.protocols.public import Abort, Control, Generate, Tokenize
 from radixcast.protocols.sampling import SamplingParams
 
 
@@ -227,14 +227,98 @@ async def drain(stream: Any) -> None:
         pass
 
 
-async def test_abort_by_somebody_else(node: FakeNode, client: EngineClient) -> None:
+async def test_cancelling_choice_0_leaves_the_others(node: FakeNode, client: EngineClient) -> None:
     node.step_seconds = 0.005
-    stream = client.submit(ask("job", 10_000))
-    await within(anext(stream))
-    async with EngineClient(node.endpoint) as other:
-        await other.abort("job")
+    first, *others = client.submit_choices(ask("c", 30), 3)
+    await within(anext(first))
+    first.cancel()
+    with pytest.raises(RequestAborted):
+        await within(drain(first))
+    outputs = await within(asyncio.gather(*(s.result() for s in others)))
+    assert [o.usage.completion_tokens for o in outputs] == [30, 30]
+    assert [(m.rid, m.exact) for m in node.received if isinstance(m, Abort)] == [("c", True)]
+
+
+async def test_abort_by_name(node: FakeNode, client: EngineClient) -> None:
+    node.step_seconds = 0.005
+    streams = [*client.submit_choices(ask("g", 10_000), 2), client.submit(ask("other", 20))]
+    await within(asyncio.gather(*(anext(s) for s in streams)))
+    async with EngineClient(node.endpoint) as somebody:
+        await somebody.abort("g")
+        await somebody.tokenize(["x"])
+    assert len(node._tasks) == 3
+    await client.abort("g", reason="tired")
+    for stream in streams[:2]:
         with pytest.raises(RequestAborted):
             await within(drain(stream))
+    await within(drain(streams[2]))
+
+
+async def test_what_was_aborted_by_name_is_not_submitted_again(node: FakeNode, client: EngineClient) -> None:
+    node.busy_attempts.add(("busy", 1))
+    node.step_seconds = 0.005
+    busy, lost = client.submit(ask("busy", 10_000)), client.submit(ask("lost", 10_000))
+    await within(asyncio.gather(anext(busy), anext(lost)))
+    node.kill_detokenizer()
+    node.start_detokenizer()
+    await until(lambda: node.requests("busy")[-1].attempt == 1 and not busy.sent)
+    await client.abort("busy")
+    with pytest.raises(RequestAborted):
+        await within(drain(busy))
+    await until(lambda: lost.started)
+    node.kill_tokenizer()
+    await until(lambda: not client.connected)
+    await client.abort("lost")
+    node.start_tokenizer()
+    with pytest.raises(RequestAborted):
+        await within(drain(lost))
+    assert [r.attempt for r in node.requests("busy")] == [0, 1]
+    assert [r.attempt for r in node.requests("lost")] == [0, 1]
+
+
+async def test_an_id_is_used_again_with_a_higher_attempt(node: FakeNode, client: EngineClient) -> None:
+    for attempt in range(3):
+        assert (await within(client.submit(ask("r")).result())).text == expected_text(ask(), 20)
+        assert node.requests("r")[-1].attempt == attempt
+    node.step_seconds = 0.005
+    left = client.submit(ask("r", 10_000))
+    await within(anext(left))
+    left.cancel()
+    node.step_seconds = 0
+    assert (await within(client.submit(ask("r")).result())).text == expected_text(ask(), 20)
+    node.busy_attempts.add(("r", 5))
+    with pytest.raises(Overloaded):  # it was not running before
+        await within(client.submit(ask("r")).result())
+
+
+async def test_questions_have_a_deadline(node: FakeNode, client: EngineClient) -> None:
+    node.deaf = True
+    for question in (client.stats, client.flush_cache):
+        with pytest.raises(Overloaded, match=r"not answered '(stats|flush_cache)' within 0.05 s"):
+            await question(timeout=0.05)
+    with pytest.raises(Overloaded, match="not answered 'tokenize'"):
+        await client.tokenize(["x"], timeout=0.05)
+    asked = asyncio.create_task(client.stats())
+    await until(lambda: sum(isinstance(m, Control) and m.what == "stats" for m in node.received) == 2)
+    node.deaf = False
+    node.replace_scheduler()  # a further Welcome: asked again
+    assert (await within(asked)).running == 0
+    node.kill_tokenizer()
+    await until(lambda: not client.connected)
+    with pytest.raises(Overloaded, match="is away"):
+        await client.detokenize([[1]], timeout=0.05)
+    heard = len(node.received)
+    node.start_tokenizer()
+    await client.connect()
+    await client.tokenize(["x"])
+    assert [type(m) for m in node.received[heard:]] == [Tokenize]  # who asked before does not wait any more
+
+
+async def test_length_is_a_default_unless_given(node: FakeNode, client: EngineClient) -> None:
+    await within(client.generate("x", {"temperature": 0}, rid="default"))
+    await within(client.generate("x", {"max_tokens": 5}, rid="given"))
+    await within(client.generate("x", SamplingParams(max_new_tokens=5), rid="object"))
+    assert [node.requests(rid)[0].clip for rid in ("default", "given", "object")] == [True, False, False]
 
 
 @pytest.mark.parametrize("actor", ["tokenizer", "detokenizer", "both"])

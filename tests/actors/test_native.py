@@ -16,6 +16,7 @@ from radixcast.protocols import limits
 from radixcast.protocols.buffers import pack_floats, pack_ids, unpack_ids
 from radixcast.protocols.errors import DuplicateRequest, InvalidRequest, RequestAborted
 from radixcast.protocols.public import Finish, Generate, Logprobs, Usage
+from radixcast.protocols.sampling import SamplingParams
 
 
 def one(body: dict[str, Any]) -> Generate:
@@ -294,3 +295,19 @@ def test_logprobs_in_an_answer() -> None:
 def test_logprobs_asked_but_not_there_yet() -> None:
     meta = native_dict(Output(rid="r"), Generate(rid="r", logprobs=True))["meta_info"]
     assert meta["output_token_logprobs"] == meta["input_token_logprobs"] == []
+
+
+@pytest.mark.parametrize(
+    ("params", "clips"),
+    [
+        (None, [True, True]),
+        ({"temperature": 0}, [True, True]),
+        ({"max_new_tokens": 128}, [False, False]),
+        ([{"max_tokens": 4}, {}], [False, True]),
+        (SamplingParams(), [True, True]),
+        (SamplingParams(max_new_tokens=5), [False, False]),
+    ],
+)
+def test_a_length_that_nobody_asked_for_may_be_clipped(params: Any, clips: list[bool]) -> None:
+    native = parse_native({"text": ["a", "b"], "sampling_params": params})
+    assert [item.request.clip for item in native.requests] == clips

@@ -148,6 +148,35 @@ def test_one_wrong_prompt_fails_the_batch_and_harms_nobody(engine: Engine) -> No
     assert engine.generate("hello", SEEDED)["text"]
 
 
+async def test_a_burst_is_neither_refused_nor_lost(engine: Engine) -> None:
+    many = await engine.async_generate([f"p{i}" for i in range(1500)], {"max_new_tokens": 2, "ignore_eos": True})
+    assert {m["meta_info"]["completion_tokens"] for m in many} == {2}
+    wrong = (engine.async_generate(input_ids=[5000], sampling_params={"max_new_tokens": 2}) for _ in range(1500))
+    assert {type(e) for e in await asyncio.gather(*wrong, return_exceptions=True)} == {InvalidRequest}
+    wait_idle(engine)
+
+
+def test_an_id_may_be_used_again_after_its_abort(engine: Engine) -> None:
+    long = {"max_new_tokens": 8000, "ignore_eos": True, "n": 2}
+    for _ in range(3):
+        stream = engine.generate("hello", long, rid="job-31", stream=True)
+        next(stream)
+        engine.abort("job-31")
+        with pytest.raises(RequestAborted):
+            list(stream)
+        engine.abort("job-31")
+        again = engine.generate("hello", {**SEEDED, "n": 2}, rid="job-31")
+        assert [a["meta_info"]["completion_tokens"] for a in again] == [40, 40]
+    wait_idle(engine)
+
+
+def test_a_length_that_nobody_asked_for_is_cut_to_what_fits(engine: Engine) -> None:
+    answer = engine.generate("x" * 8185, {"ignore_eos": True})
+    assert answer["meta_info"]["finish_reason"] == {"type": "length", "length": 7}
+    with pytest.raises(InvalidRequest):
+        engine.generate("x" * 8185, {"ignore_eos": True, "max_new_tokens": 128})
+
+
 def test_abort_from_another_thread(engine: Engine) -> None:
     timer = threading.Timer(0.2, engine.abort, ["job-31"])
     timer.start()

@@ -73,7 +73,11 @@ class FakeNode:
         self.busy_attempts: set[tuple[str, int]] = set()
         self.random_seed: int | None = None
         self._context: zmq.Context[Any] = zmq.Context()
+        self.deaf = False
+        """Questions are not answered."""
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._groups: dict[tuple[str, str], str] = {}
+        """By (client, rid), as `_tasks`."""
         self._in: Router | None = None
         self._out: Router | None = None
         self._clients: set[str] = set()
@@ -178,8 +182,10 @@ class FakeNode:
         if isinstance(message, Generate):
             self._generate(message, client)
         elif isinstance(message, Abort):
-            for key in [k for k in self._tasks if message.all or k[1] == message.rid]:
+            for key in [k for k, group in self._groups.items() if k[0] == client and message.names(k[1], group)]:
                 asyncio.get_running_loop().call_soon(self._tasks[key].cancel)  # when it has begun, so that it tells its end
+        elif self.deaf:
+            pass
         elif isinstance(message, Tokenize):
             self._answer(client, TokenizeReply(id=message.id, ids=[pack_ids(t.encode()) for t in message.texts]))
         elif isinstance(message, Detokenize):
@@ -205,11 +211,13 @@ class FakeNode:
             old.cancel("replaced")
         task = asyncio.create_task(self._run(request, client), name=f"{client}/{request.rid}")
         self._tasks[key] = task
+        self._groups[key] = request.group
         task.add_done_callback(self._forget)
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         for key in [k for k, t in self._tasks.items() if t is task]:
             del self._tasks[key]
+            del self._groups[key]
 
     # ------------------------------------------------------------------ the model and the detokenizer
 
