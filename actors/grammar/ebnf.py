@@ -16,7 +16,10 @@ from radixcast.actors.grammar.interface import GrammarError
 from radixcast.protocols.limits import MAX_GRAMMAR_BYTES
 
 _LARK = re.compile(r"(?m)^\s*(?:%llguidance\b|\??start\s*(?:\[[^\]]*\]\s*)?:)")
-_MAX_INLINED = 20_000
+_INLINED = (4_000, 400, 40)
+"""Largest rule (nodes) that is written out where it is used; a smaller one when that makes the grammar too large."""
+
+_MAX_TOTAL = 40_000
 
 
 def to_lark(text: str) -> str:
@@ -75,24 +78,35 @@ def inlined(rules: dict[str, Tree], start: str) -> dict[str, Tree]:
     """The rules that take part in recursion, and `start`, with all others written out in them (up to a size)."""
     uses = {name: references(tree) for name, tree in rules.items()}
     recursive = {name for name in rules if name in _reachable(uses, uses[name])}
+    order = _dependencies_first(uses, recursive)
+    kept: dict[str, Tree] = {}
+    for most in _INLINED:
+        kept = _written_out(rules, order, recursive, most)
+        live = {start} | _reachable({name: references(tree) for name, tree in kept.items()}, references(kept[start]))
+        kept = {name: tree for name, tree in kept.items() if name in live}
+        if sum(map(tree_size, kept.values())) <= _MAX_TOTAL:
+            break
+    return kept
+
+
+def _written_out(rules: dict[str, Tree], order: list[str], recursive: set[str], most: int) -> dict[str, Tree]:
     done: dict[str, Tree] = {}
-    sizes: dict[str, int] = {}
+    small: set[str] = set()
 
     def resolve(tree: Tree) -> Tree:
         if isinstance(tree, Ref):
-            return done[tree.name] if tree.name not in recursive and sizes[tree.name] <= _MAX_INLINED else tree
+            return done[tree.name] if tree.name in small else tree
         if isinstance(tree, Seq):
             return Seq(tuple(map(resolve, tree.items)))
         if isinstance(tree, Alt):
             return Alt(tuple(map(resolve, tree.options)))
         return Repeat(resolve(tree.item), tree.least, tree.most) if isinstance(tree, Repeat) else tree
 
-    for name in _dependencies_first(uses, recursive):
+    for name in order:
         done[name] = resolve(rules[name])
-        sizes[name] = tree_size(done[name])
-    kept = {name: resolve(rules[name]) if name in recursive else done[name] for name in rules}
-    live = {start} | _reachable({name: references(tree) for name, tree in kept.items()}, references(kept[start]))
-    return {name: tree for name, tree in kept.items() if name in live}
+        if tree_size(done[name]) <= most:
+            small.add(name)
+    return {name: resolve(rules[name]) if name in recursive else done[name] for name in rules}
 
 
 def write_lark(lexing: Lexing) -> str:

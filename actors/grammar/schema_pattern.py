@@ -256,7 +256,7 @@ class _Parser:
             return ord(self._take()) % 32
         if c == "u":
             return self._unicode()
-        if c.isalnum() or c == "_":
+        if c.isalnum():
             raise self.refuse(f"the escape \\{c}")
         return ord(c)
 
@@ -296,11 +296,12 @@ class _Parser:
             if self._peek("-") and not self._peek("-]"):
                 self.at += 1
                 high = self._class_member(sets)
-                if isinstance(low, str) or isinstance(high, str):
-                    raise self.refuse("a range of classes")
-                if high < low:
+                if isinstance(low, str) or isinstance(high, str):  # no range: the hyphen is itself
+                    parts += [part if isinstance(part, str) else _char(part) for part in (low, ord("-"), high)]
+                elif high < low:
                     raise self.refuse("a range whose ends are swapped")
-                parts.append(f"{_char(low)}-{_char(high)}")
+                else:
+                    parts.append(f"{_char(low)}-{_char(high)}")
             else:
                 parts.append(low if isinstance(low, str) else _char(low))
         self.at += 1

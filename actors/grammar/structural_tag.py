@@ -29,8 +29,8 @@ class _Regular(NamedTuple):
     """A regular expression; neighbours are joined to one lexeme, so that no lexer divides them."""
 
     rust: str
-    text: str | None = None
-    """The text, when it is only one."""
+    constant: bool = False
+    """One text, or any of a few: free text may end where it stands first."""
 
 
 class _Lark(NamedTuple):
@@ -178,8 +178,9 @@ class _Writer:
             raise _invalid("a tag must be an object", pointer)
         content = self.pieces(node.get("content"), f"{pointer}/content")
         ends = node.get("end", "")
-        if isinstance(ends, list) and ends and all(isinstance(end, str) for end in ends):
-            end = _constant(ends[0]) if len(ends) == 1 else _Regular(f"(?:{'|'.join(map(literal, ends))})")
+        if isinstance(ends, list):
+            texts = _texts(ends, f"{pointer}/end")
+            end = _Regular(f"(?:{'|'.join(map(literal, texts))})", constant=True) if texts else _constant("")
         else:
             end = _constant(_string(node, "end", pointer, ""))
         begin = _string(node, "begin", pointer)[skip:]
@@ -189,16 +190,16 @@ class _Writer:
         triggers = _texts(node.get("triggers"), f"{pointer}/triggers")
         if not triggers:
             raise _invalid("there are no triggers", f"{pointer}/triggers")
-        for trigger in triggers:
-            if any(other != trigger and other in trigger for other in triggers):
-                raise _invalid(f"the trigger {trigger!r} holds another one", f"{pointer}/triggers")
+        if clash := next((a for a in triggers for b in triggers if a != b and b in a), None):
+            raise _invalid(f"the trigger {clash!r} holds another one", f"{pointer}/triggers")
         bodies: dict[str, list[str]] = {}
         for i, tag in enumerate(_list(node, "tags", pointer)):
             here = f"{place}/{i}"
             begin = _string(tag, "begin", here) if isinstance(tag, dict) else ""
-            trigger = next((t for t in triggers if begin.startswith(t)), None)
-            if trigger is None:
+            found = [trigger for trigger in triggers if begin.startswith(trigger)]
+            if not found:
                 raise _invalid("begin must start with one of the triggers", f"{here}/begin")
+            trigger = found[0]
             bodies.setdefault(trigger, []).append(self.assemble(self._tag(tag, here, len(trigger)), here))
         if not bodies:
             raise _invalid("there are no tags", place)
@@ -235,7 +236,7 @@ class _Writer:
             without = f" & ~/{_ANY}(?:{'|'.join(map(literal, free.triggers))}){_ANY}/" if free.triggers else ""
             self.lines.append(f"{name}: /{_ANY}/{without}")
             return f"{name}?"
-        if free.triggers or not isinstance(following, _Regular) or not following.text:
+        if free.triggers or not isinstance(following, _Regular) or not (following.constant and following.rust):
             raise _invalid("free text must be the last part, or constant text must follow it", pointer)
         name = self._name("f")
         self.lines.append(f"{name}[lazy]: /{_ANY}{following.rust}/")
@@ -257,7 +258,7 @@ class _Writer:
 
 
 def _constant(text: str) -> _Regular:
-    return _Regular(literal(text), text)
+    return _Regular(literal(text), constant=True)
 
 
 def _joined(pieces: list[_Piece]) -> _Piece | None:

@@ -69,6 +69,7 @@ def test_patterns_match_as_in_python(vocabulary: Vocabulary, pattern: str, start
         ("^a{1,}$", ["a", "aaa"], [""]),
         (r"^\p{Lu}$", ["A", "É"], ["a", "1"]),
         (r"^[\d-]+$", ["1-2"], ["a", "٣"]),
+        (r"^[\w-.]+\_$", ["a-.b_"], ["a!_"]),
         (r"^\S$", ["x", "é"], [" ", "\ufeff", "\u2003"]),
         ("^.$", ["x"], ["\n", "\r", "\u2028"]),
         ("", ["", "x"], []),
