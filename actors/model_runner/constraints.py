@@ -9,6 +9,10 @@
 What a grammar forces is taken instead of sampling, and appended behind a sampled token without a forward pass (jump-forward);
 the next step computes its KV as a chunk. Both are what masks would allow one token after the other, and nothing else.
 
+Measured with SmolLM2-135M on two loaded cores, 32 rows under a JSON schema, ms a step of 110 to 190: looking 0.8 to 2.3 beside
+the forward pass (waiting for it 0.02), following tokens 0.4, applying masks 0.2; so 0.6 is seen, under 1 %. Looking in line
+instead was neither slower nor faster.
+
 Shape letters: S rows that sample, N those of them under a mask, D those whose token must be drawn, W mask words. No torch here.
 """
 

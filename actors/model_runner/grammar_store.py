@@ -1,6 +1,6 @@
 """GrammarStore: compiled grammars of the runner, by key. Built beside the steps, kept by size and age.
 
-    GrammarPrepare ──► prepare ──► side thread, nice 19 ──► GrammarReady
+    GrammarPrepare ──► prepare ──► side thread ──► GrammarReady
     RowOpen.grammar ──► get (compute thread)
 
 A row holds what it uses itself, so dropping a grammar here takes nothing from an open row. A row that is opened when its
@@ -40,7 +40,7 @@ class GrammarStore:
     def __init__(self, make_builder: Callable[[], Builder], *, max_bytes: int = MAX_BYTES) -> None:
         self._make_builder = make_builder
         self._builder: Builder | None = None
-        self._thread = SideThread("model_runner.grammar", nice=19)
+        self._thread = SideThread("model_runner.grammar")
         self._cache = GrammarCache[Compiled](lambda compiled: compiled.nbytes, max_bytes)
 
     @property

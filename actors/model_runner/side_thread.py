@@ -1,10 +1,12 @@
-"""SideThread: one daemon thread for work beside the steps, in order. It neither ends the process nor holds up its end."""
+"""SideThread: one daemon thread for work beside the steps, in order. It neither ends the process nor holds up its end.
+
+Its priority is that of all threads: one that stood back (nice 19) and was descheduled with the GIL in its hands would hold up
+the steps, and the heartbeats, for as long as other processes keep the cores busy.
+"""
 
 from __future__ import annotations
 
-import os
 import queue
-import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -14,11 +16,10 @@ V = TypeVar("V")
 
 
 class SideThread:
-    """Starts with its first job. `nice`: how far this thread alone stands back for others (0 … 19; Linux)."""
+    """Starts with its first job."""
 
-    def __init__(self, name: str, *, nice: int = 0) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
-        self._nice = nice
         self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._started = False
@@ -34,9 +35,6 @@ class SideThread:
         return future
 
     def _run(self) -> None:
-        if self._nice and sys.platform == "linux":
-            # There the id of a thread is taken in the place of a process's: the other threads keep their priority.
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
         while True:
             future, job = self._jobs.get()
             try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -150,11 +148,3 @@ def test_a_side_thread_survives_its_jobs() -> None:
     failed, fine = thread.submit(fail), thread.submit(lambda: 7)
     assert isinstance(failed.exception(timeout=20), Panic)
     assert fine.result(timeout=20) == 7
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="priorities of threads are Linux's")
-def test_only_the_side_thread_stands_back() -> None:
-    before = os.getpriority(os.PRIO_PROCESS, 0)
-    thread = SideThread("test", nice=19)
-    assert thread.submit(lambda: os.getpriority(os.PRIO_PROCESS, threading.get_native_id())).result(timeout=20) == 19
-    assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
