@@ -15,6 +15,7 @@ from radixcast.actors.grammar.schema_pattern import none_of
 
 TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")
 _MAX_NEGATED_STRINGS = 256
+_MAX_NEGATED_OPTIONS = 8
 _MAX_PERMUTED = 5
 
 ANNOTATIONS = frozenset(
@@ -91,6 +92,9 @@ def _negate_keyword(schema: dict[str, Any], keyword: str, value: Any, resolve: R
             return [inner(part) for part in value]
         case "anyOf":
             return [{"allOf": [inner(part) for part in value]}]
+        case "oneOf" if len(value) <= _MAX_NEGATED_OPTIONS:
+            none = {"allOf": [inner(part) for part in value]}
+            return [none, *({"allOf": list(pair)} for pair in itertools.combinations(value, 2))]
         case "$ref":
             return [inner(resolve(value))]
         case "if":

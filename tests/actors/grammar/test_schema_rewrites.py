@@ -146,6 +146,7 @@ SCHEMAS = st.recursive(
     lambda inner: st.one_of(
         st.builds(lambda parts: {"allOf": parts}, st.lists(inner, min_size=1, max_size=2)),
         st.builds(lambda parts: {"anyOf": parts}, st.lists(inner, min_size=1, max_size=2)),
+        st.builds(lambda parts: {"oneOf": parts}, st.lists(inner, min_size=1, max_size=3)),
         st.builds(lambda part: {"not": part}, inner),
         st.builds(lambda a, b: {"if": a, "then": b}, inner, inner),
         st.builds(lambda part: {"properties": {"a": part}}, inner),
