@@ -54,11 +54,12 @@ class ModelRunnerActor(Actor):
         """Load the model and warm it up on the compute thread; raises what made that fail."""
         loop = asyncio.get_running_loop()
         self._loaded, self._ended = loop.create_future(), loop.create_future()
-        if self.setup.model.weight_format != "free":
-            self._grammars.warm_up()
         self._worker.start()
         self._capacity = await self._loaded
         self.spawn(_wait_for(self._ended), "compute thread")
+        if self.setup.model.weight_format != "free":
+            # Behind loading, which it would slow down by its own time, and before there is a stream that it could hold up.
+            self._grammars.warm_up()
         self.log.info(
             "ready: %d KV slots, %d rows, context of %d tokens",
             self._capacity.total_tokens,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import jsonschema
@@ -53,9 +52,9 @@ def vocabulary(smollm2_spec: ModelSpec) -> Vocabulary:
 
 
 @pytest.fixture(scope="module")
-def compiled(vocabulary: Vocabulary) -> Iterator[dict[str, Compiled]]:
+def compiled(vocabulary: Vocabulary) -> dict[str, Compiled]:
     builder = Builder(vocabulary)
-    yield {name: builder.build(spec) for name, spec in SPECS.items()}
+    return {name: builder.build(spec) for name, spec in SPECS.items()}
 
 
 class Grammars:
