@@ -49,7 +49,7 @@ class GrammarStore:
         return self._cache.nbytes
 
     def warm_up(self) -> None:
-        """Begin to load the vocabulary. That holds the GIL (0.25 s for 49 000 tokens): better before streams run than beside."""
+        """Begin to load the vocabulary. That holds the GIL (0.25 s for 49 000 tokens): better before streams run."""
         self._thread.submit(self._warm_up)
 
     def prepare(self, spec: GrammarSpec, ready: Callable[[GrammarReady], None]) -> None:
