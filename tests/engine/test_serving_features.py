@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -137,19 +138,13 @@ def test_no_process_is_left(smollm2_spec: ModelSpec, how: signal.Signals) -> Non
 
 
 CASES = Path(__file__).parents[1] / "data" / "cases"
-LATER_AREAS = {"structured-output", "tool-calls", "multimodal"}
-LATER_CASES = {"C020", "C027", "C030"}
-"""They send `regex`."""
+LATER_AREAS = {"tool-calls", "multimodal"}
 
 
 def cases(needs: str) -> str:
     """Ids of the open cases that this server can run, for `--only`."""
     rows = [json.loads(line) for line in (CASES / "cases_open.jsonl").read_text().splitlines()]
-    return ",".join(
-        r["id"]
-        for r in rows
-        if r["area"] not in LATER_AREAS and r["id"] not in LATER_CASES and any(needs in n for n in r.get("needs", [""]))
-    )
+    return ",".join(r["id"] for r in rows if r["area"] not in LATER_AREAS and any(needs in n for n in r.get("needs", [""])))
 
 
 @pytest.mark.slow
@@ -170,7 +165,14 @@ def test_open_cases(smollm2_spec: ModelSpec, needs: str, flags: tuple[str, ...],
     assert smollm2_spec.tokenizer_file
     folder = Path(smollm2_spec.tokenizer_file).parent
     with Server(*flags) as server:
-        command = ["python", str(CASES / "run_cases.py"), "--base-url", server.url, "--cases", str(CASES / "cases_open.jsonl")]
+        command = [
+            sys.executable,
+            str(CASES / "run_cases.py"),
+            "--base-url",
+            server.url,
+            "--cases",
+            str(CASES / "cases_open.jsonl"),
+        ]
         command += ["--only", cases(needs), "--tokenizer", str(folder), *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
