@@ -30,7 +30,17 @@ class GrammarSpec(msgspec.Struct, frozen=True, kw_only=True, array_like=True, om
     lenient: bool = False
     """Ignore keywords that can't be enforced instead of refusing them (--grammar-lenient)."""
 
+    max_tokens: int = 0
+    """Tokens that the output may have (0: not known): bounds endless strings of expressions that describe JSON, so that they
+    close in time. Of regular expressions only, and through `rounded_tokens`, so that like requests share a key."""
+
     @property
     def key(self) -> str:
         """SHA-256 (hex) of everything above."""
         return hashlib.sha256(msgspec.msgpack.encode(self)).hexdigest()
+
+
+def rounded_tokens(tokens: int) -> int:
+    """`tokens` rounded down to three binary digits: 200 -> 192, 1000 -> 896."""
+    shift = max(tokens.bit_length() - 3, 0)
+    return tokens >> shift << shift

@@ -77,7 +77,7 @@ def _compile(spec: GrammarSpec, vocabulary: Vocabulary, run_dir: str | Path | No
                 automaton = load(index_file(run_dir, spec.key), vocabulary.rows)
                 if automaton is not None:
                     return OutlinesCompiled(automaton, vocabulary)
-            return compile_regex_llg(normalize(spec.text), vocabulary)
+            return compile_regex_llg(normalize(spec.text, spec.max_tokens), vocabulary)
 
 
 def _check_start(compiled: Compiled, vocabulary: Vocabulary, spec: GrammarSpec) -> None:

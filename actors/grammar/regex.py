@@ -19,8 +19,11 @@ MAX_REGEX_CHARS = 64 << 10
 """Characters of an expression."""
 
 
-def normalize(pattern: str) -> str:
-    """`pattern` as all backends read it. Raises GrammarError: invalid_regex with the position, or grammar_too_large."""
+def normalize(pattern: str, max_tokens: int = 0) -> str:
+    """`pattern` as all backends read it, for outputs of at most `max_tokens` tokens (0: not known).
+
+    Raises GrammarError: invalid_regex with the position, or grammar_too_large.
+    """
     if len(pattern) > MAX_REGEX_CHARS:
         raise GrammarError(
             f"the regular expression has {len(pattern)} characters, at most {MAX_REGEX_CHARS} are allowed",
@@ -28,7 +31,7 @@ def normalize(pattern: str) -> str:
             param="regex",
         )
     try:
-        tree = bound_loops(narrow_lazy(parse(pattern)))
+        tree = bound_loops(narrow_lazy(parse(pattern)), max_tokens)
         text = write(tree)
     except RecursionError:
         raise refused("it is nested too deep") from None

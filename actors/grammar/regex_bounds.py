@@ -7,7 +7,8 @@ aside), also, as far as it is certain what is inside a string and what is not:
 
 * white space between JSON tokens is nothing, a blank, or a line break and its indentation: what a pretty printer makes;
 * a number has no leading zeros, and an unbounded one at most `MAX_DIGITS` digits;
-* strings hold no control characters, as JSON has it.
+* strings hold no control characters, as JSON has it;
+* endless loops in strings share what `max_tokens` leaves beside the fixed text, so that the closing brace is reached in time.
 
 All of that takes texts away and adds none.
 """
@@ -41,6 +42,13 @@ MAX_SPACES = 16
 """Characters of an unbounded run of white space."""
 MAX_DIGITS = 18
 """Digits of an unbounded number in JSON: the largest still fit 64 bits."""
+USUAL_TOKENS = 192
+"""Taken for the tokens of an output where that is not known."""
+TOKENS_A_CHARACTER = 1.5
+"""Taken for the tokens of a character: English has 0.25, Chinese in a small vocabulary 1.7. (Counting wide characters twice
+would be fairer, but a mask inside such a loop takes llguidance 130 µs instead of 20.)"""
+MIN_ROOM, MAX_ROOM = 16, 4096
+"""Characters that a string may always have; and more than so many need no bound."""
 INDENT_BLANKS, INDENT_TABS = 48, 16
 """Longest indentation of a line of JSON."""
 
@@ -55,11 +63,13 @@ class _Place(NamedTuple):
     last: str
 
 
-def bound_loops(node: Node) -> Node:
-    """`node` with the bounds of the module."""
-    if _is_json(node):
-        return _walk(node, _Place(False, ""))[0]
-    return _walk(node, _Place(None, ""))[0]
+def bound_loops(node: Node, max_tokens: int = 0) -> Node:
+    """`node` with the bounds of the module, for outputs of at most `max_tokens` tokens (0: not known)."""
+    if not _is_json(node):
+        return _Walk(0).walk(node, _Place(None, ""))[0]
+    counted = _Walk(0)
+    counted.walk(node, _Place(False, ""))
+    return _Walk(counted.room(max_tokens or USUAL_TOKENS)).walk(node, _Place(False, ""))[0]
 
 
 # ------------------------------------------------------------------ what looks like JSON
@@ -87,25 +97,74 @@ def _blank(node: Node) -> bool:
 # ------------------------------------------------------------------ the walk
 
 
-def _walk(node: Node, place: _Place) -> tuple[Node, _Place]:
-    """`node` as it may stand at `place`, and the place behind it."""
-    match node:
-        case Chars():
-            return _character(node, place)
-        case Seq(items):
-            result = []
-            for item in _joined_digits(items):
-                walked, place = _walk(item, place)
-                result.append(walked)
-            return sequence(result), place
-        case Alt(items):
-            branches = [_walk(item, place) for item in items]
-            return either([item for item, _ in branches]), _merge([behind for _, behind in branches])
-        case Repeat(item) if isinstance(item, Chars):
-            return _loop(node, item.ranges, place)
-        case Repeat():
-            return _repeated(node, place)
-    return node, place
+class _Walk:
+    """Goes through a tree from left to right. `room`: characters that an endless string may have (0: any number)."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._strings = 0
+        self._fixed = 0.0
+
+    def room(self, max_tokens: int) -> int:
+        """What `room` should be, after a walk, so that all of an output fits into `max_tokens` tokens."""
+        if not self._strings:
+            return 0
+        room = int((max_tokens - self._fixed) / (TOKENS_A_CHARACTER * self._strings))
+        return 0 if room > MAX_ROOM else max(room, MIN_ROOM)
+
+    def walk(self, node: Node, place: _Place) -> tuple[Node, _Place]:
+        """`node` as it may stand at `place`, and the place behind it."""
+        match node:
+            case Chars():
+                self._fixed += 0.5
+                return _character(node, place)
+            case Seq(items):
+                result = []
+                for item in _joined_digits(items):
+                    walked, place = self.walk(item, place)
+                    result.append(walked)
+                return sequence(result), place
+            case Alt(items):
+                branches = [self.walk(item, place) for item in items]
+                return either([item for item, _ in branches]), _merge([behind for _, behind in branches])
+            case Repeat(item) if isinstance(item, Chars):
+                self._fixed += 2
+                return self._loop(node, item.ranges, place)
+            case Repeat():
+                return self._repeated(node, place)
+        return node, place
+
+    def _repeated(self, node: Repeat, place: _Place) -> tuple[Node, _Place]:
+        """A loop over more than one character's class."""
+        walked, behind = self.walk(node.item, place)
+        if node.high != 1:
+            again = _merge([place, behind])
+            if again != place:  # the second round begins elsewhere
+                place = again
+                walked, behind = self.walk(node.item, place)
+                if _merge([place, behind]) != place:
+                    place = behind = _Place(None, "")
+                    walked, _ = self.walk(node.item, place)
+        return repeat(walked, node.low, node.high, node.lazy), _merge([place, behind]) if node.low == 0 else behind
+
+    def _loop(self, node: Repeat, body: Ranges, place: _Place) -> tuple[Node, _Place]:
+        """A loop over single characters."""
+        if place.inside is False and _blank(node):
+            return _between_tokens(node, body), place
+        if place.inside is False and body == DIGITS:
+            return _number(node, place.last in _NUMBER_STARTS), _Place(False, "")
+        if place.inside:
+            body = minus(body, _CONTROL) or body
+        behind = _merge([place, _character(Chars(body), place)[1]])
+        if place.inside is not None and only(node.item) == '"' and node.low == node.high:
+            behind = _Place(place.inside ^ (node.low % 2 == 1), '"')
+        if node.high is None and not minus(body, SPACE):
+            return repeat(Chars(body), node.low, max(node.low, MAX_SPACES)), behind
+        if node.high is None and place.inside:
+            self._strings += 1
+            if self._room:
+                return repeat(Chars(body), node.low, node.low + self._room), behind
+        return repeat(Chars(body), node.low, node.high, node.lazy), behind
 
 
 def _character(node: Chars, place: _Place) -> tuple[Node, _Place]:
@@ -127,20 +186,6 @@ def _character(node: Chars, place: _Place) -> tuple[Node, _Place]:
     return node, _Place(None if has(node.ranges, '"') else False, char)
 
 
-def _repeated(node: Repeat, place: _Place) -> tuple[Node, _Place]:
-    """A loop over more than one character's class."""
-    walked, behind = _walk(node.item, place)
-    if node.high != 1:
-        again = _merge([place, behind])
-        if again != place:  # the second round begins elsewhere
-            place = again
-            walked, behind = _walk(node.item, place)
-            if _merge([place, behind]) != place:
-                place = behind = _Place(None, "")
-                walked, _ = _walk(node.item, place)
-    return repeat(walked, node.low, node.high, node.lazy), _merge([place, behind]) if node.low == 0 else behind
-
-
 def _merge(places: list[_Place]) -> _Place:
     """What is certain of a place that can be any of these."""
     inside = places[0].inside if len({place.inside for place in places}) == 1 else None
@@ -148,24 +193,6 @@ def _merge(places: list[_Place]) -> _Place:
     if lasts <= _NUMBER_STARTS:
         return _Place(inside, min(lasts))
     return _Place(inside, places[0].last if len(lasts) == 1 else "")
-
-
-def _loop(node: Repeat, body: Ranges, place: _Place) -> tuple[Node, _Place]:
-    """A loop over single characters."""
-    if place.inside is False and _blank(node):
-        return _between_tokens(node, body), place
-    if place.inside is False and body == DIGITS:
-        return _number(node, place.last in _NUMBER_STARTS and place.last != ""), _Place(False, "")
-    if place.inside is True:
-        body = minus(body, _CONTROL) or body
-    high = node.high
-    if high is None and not minus(body, SPACE):
-        high = max(node.low, MAX_SPACES)
-    char = only(node.item)
-    behind = _merge([place, _character(Chars(body), place)[1]])
-    if place.inside is not None and char == '"' and node.low == node.high:
-        behind = _Place(place.inside ^ (node.low % 2 == 1), '"')
-    return repeat(Chars(body), node.low, high, node.lazy), behind
 
 
 # ------------------------------------------------------------------ white space and numbers

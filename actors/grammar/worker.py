@@ -254,7 +254,7 @@ def _prove(job: Job, fd: int, vocabulary: Vocabulary, automata: Any, run_dir: st
         return
     _write(fd, frame(done))
     with contextlib.suppress(UnusableIndex, MemoryError, OSError, RequestError):
-        automaton = build(normalize(job.spec.text), automata, vocabulary.rows)
+        automaton = build(normalize(job.spec.text, job.spec.max_tokens), automata, vocabulary.rows)
         automaton.save(index_file(run_dir, job.spec.key))
         _write(fd, frame(Done(id=job.id, automaton=True)))
 
