@@ -233,7 +233,7 @@ class TokenizerActor(Actor):
 
     async def _proved(self, sampling: SamplingParams) -> GrammarSpec | None:
         """The request's grammar, once it is known to compile. Raises GrammarError, Overloaded."""
-        grammar = grammar_of(sampling, self.args)
+        grammar = grammar_of(sampling, self.args, self._admission.context_length)
         if grammar is not None:
             try:
                 await self._prover.prove(grammar)

@@ -5,19 +5,20 @@ from __future__ import annotations
 import msgspec
 
 from radixcast.protocols.errors import ErrorInfo
-from radixcast.protocols.grammar import GrammarSpec
+from radixcast.protocols.grammar import GrammarSpec, rounded_tokens
 from radixcast.protocols.sampling import SamplingParams, json_text
 from radixcast.protocols.server_args import ServerArgs
 
 
-def grammar_of(sampling: SamplingParams, args: ServerArgs) -> GrammarSpec | None:
+def grammar_of(sampling: SamplingParams, args: ServerArgs, context_length: int) -> GrammarSpec | None:
     """What the output must match, as `args` read it; None without a constraint.
 
-    Whitespace and leniency are told for JSON only, so that the keys of other kinds don't depend on them.
+    Whitespace and leniency are told for JSON only, and lengths for expressions, so that other keys don't depend on them.
     """
     backend = args.grammar_backend
     if sampling.regex:
-        return GrammarSpec(kind="regex", text=sampling.regex, backend=backend)
+        most = context_length if sampling.max_new_tokens is None else sampling.max_new_tokens
+        return GrammarSpec(kind="regex", text=sampling.regex, backend=backend, max_tokens=rounded_tokens(most))
     if sampling.ebnf:
         return GrammarSpec(kind="ebnf", text=sampling.ebnf, backend=backend)
     if sampling.choices:

@@ -92,6 +92,10 @@ STRUCTURED = {
 }
 
 
+_ORDERS = ((SCHEMA, PLAIN, JUMP), (JUMP, SCHEMA, PLAIN), (SCHEMA, JUMP, PLAIN))
+"""Of the variants in one turn; `plain` comes after `schema`, whose lengths it takes."""
+
+
 async def run_structured(
     workload: Structured, client: BenchClient, prompts: Prompts, rng: random.Random, tick: Tick
 ) -> list[Figures]:
@@ -105,8 +109,9 @@ async def run_structured(
     for number, start in enumerate(range(0, len(questions), workload.concurrency)):
         block = questions[start : start + workload.concurrency]
         lengths: list[int] = []
-        turns = variants[1:] if number % 2 else variants[:0:-1]
-        for variant in [*turns, PLAIN]:  # last, because it is as long as the others were
+        for variant in _ORDERS[number % len(_ORDERS)]:
+            if variant not in variants:
+                continue
             began = time.perf_counter()
             jobs = [
                 _job(workload, client, question, variant, f"{salt}/{variant}", lengths[i] if variant == PLAIN else 0)

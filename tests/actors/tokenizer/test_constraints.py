@@ -25,7 +25,7 @@ CLIENT = "client:a"
 
 
 def spec_of(args: dict[str, Any] | None = None, **sampling: Any) -> GrammarSpec | None:
-    return grammar_of(SamplingParams(**sampling), ServerArgs(**(args or {})))
+    return grammar_of(SamplingParams(**sampling), ServerArgs(**(args or {})), 1000)
 
 
 # ------------------------------------------------------------------ reading
@@ -33,7 +33,7 @@ def spec_of(args: dict[str, Any] | None = None, **sampling: Any) -> GrammarSpec 
 
 def test_each_field_is_its_kind() -> None:
     assert spec_of() is None
-    assert spec_of(regex="a+") == GrammarSpec(kind="regex", text="a+")
+    assert spec_of(regex="a+", max_new_tokens=8) == GrammarSpec(kind="regex", text="a+", max_tokens=8)
     assert spec_of(ebnf="root ::= x") == GrammarSpec(kind="ebnf", text="root ::= x")
     assert spec_of(choices=("b", "ä")) == GrammarSpec(kind="choices", text='["b","ä"]')
     assert spec_of(json_schema="{}") == GrammarSpec(kind="json_schema", text="{}")
@@ -56,7 +56,16 @@ def test_whitespace_is_the_requests_wish_or_the_servers_rule(flags: dict[str, An
         spec = spec_of(flags, json_whitespace=wish, **{name: "{}"})
         assert spec is not None
         assert spec.whitespace == whitespace
-    assert spec_of(flags, json_whitespace=wish, regex="a") == GrammarSpec(kind="regex", text="a")
+    assert spec_of(flags, json_whitespace=wish, regex="a") == spec_of(regex="a")
+
+
+def test_expressions_are_told_about_how_long_the_output_may_be() -> None:
+    """Roughly, so that like requests share a grammar."""
+    for new, told in ((200, 192), (223, 192), (224, 224), (None, 896)):
+        spec = spec_of(regex="a", max_new_tokens=new)
+        assert spec is not None
+        assert spec.max_tokens == told
+    assert spec_of(ebnf="x", max_new_tokens=200) == spec_of(ebnf="x", max_new_tokens=300)
 
 
 def test_flags_go_along() -> None:
@@ -123,7 +132,7 @@ async def test_good_grammars_go_on_bad_ones_are_refused_by_name(actor: Quiet) ->
     submits = {m.rid: m for _, m in actor.sent if isinstance(m, Submit)}
     assert set(submits) == set(good)
     for rid, sampling in good.items():
-        assert submits[rid].grammar == spec_of(None, **sampling)
+        assert submits[rid].grammar == spec_of(None, max_new_tokens=8, **sampling)
     refused = {m.rid: m.error for m in actor.take(Refused)}
     for rid, (_, param, code) in bad.items():
         assert (refused[rid].status, refused[rid].param, refused[rid].code) == (400, param, code)
