@@ -86,7 +86,12 @@ def test_both_forms_of_a_structural_tag() -> None:
     newer = {"type": "structural_tag", "format": {"type": "const_string", "value": "x"}}
     for tag in (older, newer):
         assert json.loads(sampling_of(chat(response_format=tag), {}).structural_tag or "") == tag
-    for tag, param in (({}, "structures"), ({"structures": []}, "triggers"), ({"format": "x"}, "structures")):
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({}, "structures"),
+        ({"structures": []}, "triggers"),
+        ({"format": "x"}, "structures"),
+    ]
+    for tag, param in bad:
         with pytest.raises(InvalidRequest) as error:
             sampling_of(chat(response_format={"type": "structural_tag", **tag}), {})
         assert error.value.info.param == f"response_format.{param}"

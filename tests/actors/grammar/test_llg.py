@@ -108,7 +108,7 @@ def test_taking_back_too_much_is_an_error_and_not_an_exception(vocabulary: Vocab
 def test_forced_text_is_what_masks_would_allow_and_canonical(vocabulary: Vocabulary, seed: int) -> None:
     """Along random walks: each forced token is in the mask, and the whole output is the canonical encoding of its text."""
     draw = random.Random(seed)
-    value = {
+    value: dict[str, Any] = {
         "type": "object",
         "properties": {
             "customer_identification_number": {"type": "integer", "minimum": 0, "maximum": 99},

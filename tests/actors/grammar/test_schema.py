@@ -278,7 +278,8 @@ def test_lenient_ignores_with_a_warning(vocabulary: Vocabulary) -> None:
 
 
 def test_lenient_never_ignores_what_is_no_schema() -> None:
-    for value in ({"type": 5}, {"$ref": "#/x"}, {"enum": []}):
+    values: list[Any] = [{"type": 5}, {"$ref": "#/x"}, {"enum": []}]
+    for value in values:
         with pytest.raises(GrammarError):
             admit(json.dumps(value), lenient=True)
 
@@ -311,7 +312,8 @@ def test_unknown_keywords_and_formats_are_annotations() -> None:
 @pytest.mark.parametrize("text", ["$$ANY$$", "true", "{}"])
 def test_any_json(vocabulary: Vocabulary, text: str) -> None:
     made = compile_json_schema(GrammarSpec(kind="json_schema", text=text), vocabulary)
-    for value in ({"a": [1, None, "x"]}, [], "é", -2.5, True):
+    values: list[Any] = [{"a": [1, None, "x"]}, [], "é", -2.5, True]
+    for value in values:
         assert accepts(made, vocabulary, json.dumps(value, ensure_ascii=False))
     assert not accepts(made, vocabulary, "{")
 
