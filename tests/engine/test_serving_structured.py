@@ -513,3 +513,23 @@ def test_every_keyword_is_enforced_or_refused(server: Server) -> None:
     assert not wrong
     assert len(refused) <= 20, sorted(refused)
     assert ended > 100
+
+
+@pytest.mark.slow
+def test_thousands_of_schemas_leave_memory_bounded(smollm2_spec: ModelSpec) -> None:
+    def ask(i: int) -> int:
+        properties = {f"key_{i}_{j}": {"type": "string", "pattern": f"^[a-z]{{1,{1 + i % 9}}}x{j}$"} for j in range(5)}
+        schema = {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
+        body = {"text": "x", "sampling_params": {"json_schema": schema, "max_new_tokens": 2}}
+        return server.request("/generate", body)[0]
+
+    with Server() as server, ThreadPoolExecutor(8) as pool:
+
+        def resident() -> int:
+            return sum(child.memory_info().rss for child in server.children()) >> 20
+
+        assert set(pool.map(ask, range(300))) == {200}
+        before = resident()
+        assert set(pool.map(ask, range(300, 2300))) == {200}
+        grown = resident() - before
+    assert grown < 400, f"{before} MiB, and {grown} more after 2000 schemas"
