@@ -156,8 +156,6 @@ class _Walk:
         if place.inside:
             body = minus(body, _CONTROL) or body
         behind = _merge([place, _character(Chars(body), place)[1]])
-        if place.inside is not None and only(node.item) == '"' and node.low == node.high:
-            behind = _Place(place.inside ^ (node.low % 2 == 1), '"')
         if node.high is None and not minus(body, SPACE):
             return repeat(Chars(body), node.low, max(node.low, MAX_SPACES)), behind
         if node.high is None and place.inside:

@@ -159,12 +159,18 @@ def either(items: Iterable[Node]) -> Node:
     return rest[0] if len(rest) == 1 else Alt(tuple(rest))
 
 
+_SPELLED = 16
+"""A character that comes exactly so many times is text like any other."""
+
+
 def repeat(item: Node, low: int, high: int | None, lazy: bool = False) -> Node:
     """`item` so many times."""
     if high == 0 or item == EMPTY or (item == NEVER and low == 0):
         return EMPTY
     if item == NEVER or (low == 1 and high == 1):
         return item
+    if low == high and low <= _SPELLED and only(item):
+        return Seq((item,) * low)
     return Repeat(item, low, high, lazy)
 
 
