@@ -6,14 +6,16 @@ import msgspec
 
 from radixcast.actors.grammar.interface import GrammarError
 from radixcast.actors.grammar.regex_tree import escape
+from radixcast.actors.grammar.vocabulary import Vocabulary
 from radixcast.protocols.limits import MAX_ENUM_VALUES
 
 
-def choices_regex(text: str) -> str:
+def choices_regex(text: str, vocabulary: Vocabulary) -> str:
     """A JSON list of strings -> the normalised regular expression of exactly these texts.
 
     Repeated ones count once, and one may be the beginning of another (then the model decides whether to end there). Raises
-    GrammarError for no choice at all, an empty one (an output has at least one token), or more than MAX_ENUM_VALUES.
+    GrammarError for no choice at all, an empty one (an output has at least one token), one that the model's tokens can't
+    write, or more than MAX_ENUM_VALUES.
     """
     try:
         choices = msgspec.json.decode(text, type=list[str])
@@ -29,4 +31,6 @@ def choices_regex(text: str) -> str:
     for position, choice in enumerate(choices):
         if not choice:
             raise GrammarError("a choice can't be empty", param=f"choices.{position}")
+        if not vocabulary.can_spell(choice):
+            raise GrammarError("the model has no tokens for a choice", param=f"choices.{position}")
     return "|".join(escape(choice) for choice in dict.fromkeys(choices))

@@ -16,6 +16,7 @@ from radixcast.actors.grammar.llg import compile_ebnf, compile_json_schema, comp
 from radixcast.actors.grammar.outlines_backend import OutlinesCompiled
 from radixcast.actors.grammar.outlines_index import index_file, load
 from radixcast.actors.grammar.regex import normalize
+from radixcast.actors.grammar.unwritable import unwritable
 from radixcast.actors.grammar.vocabulary import Vocabulary
 from radixcast.protocols.errors import RequestError
 from radixcast.protocols.grammar import GrammarSpec
@@ -71,13 +72,13 @@ def _compile(spec: GrammarSpec, vocabulary: Vocabulary, run_dir: str | Path | No
         case "structural_tag":
             return compile_structural_tag(spec, vocabulary)
         case "choices":
-            return compile_regex_llg(choices_regex(spec.text), vocabulary)
+            return compile_regex_llg(choices_regex(spec.text, vocabulary), vocabulary)
         case "regex":
             if run_dir is not None and wants_outlines(spec):
                 automaton = load(index_file(run_dir, spec.key), vocabulary.rows)
                 if automaton is not None:
                     return OutlinesCompiled(automaton, vocabulary)
-            return compile_regex_llg(normalize(spec.text, spec.max_tokens), vocabulary)
+            return compile_regex_llg(normalize(spec.text, spec.max_tokens, unwritable(vocabulary)), vocabulary)
 
 
 def _check_start(compiled: Compiled, vocabulary: Vocabulary, spec: GrammarSpec) -> None:

@@ -139,43 +139,60 @@ def trim(folder: Path, max_bytes: int) -> None:
 
 
 def outlines_vocabulary(vocabulary: Vocabulary) -> Any:
-    """The vocabulary in outlines-core's form (0.04 s for 49 000 tokens): without EOS ids and control tokens."""
+    """The vocabulary in outlines-core's form (0.04 s for 49 000 tokens): without EOS ids and control tokens.
+
+    Two ids behind the last one are not the model's: `rows` is outlines-core's one EOS, which leads nowhere; `rows` + 1 is the
+    character that `build` puts in front.
+    """
     ids: defaultdict[bytes, list[int]] = defaultdict(list)
     ends = set(vocabulary.eos_ids)
     for token, data in enumerate(vocabulary.tokens):
         if data and token not in ends:
             ids[data].append(token)
-    return OutlinesVocabulary(vocabulary.rows, dict(ids))  # its one EOS id is none of ours: ends are the matcher's business
+    ids[_FRONT].append(vocabulary.rows + 1)
+    return OutlinesVocabulary(vocabulary.rows, dict(ids))
+
+
+_FRONT = b"\x00"
 
 
 def build(pattern: str, vocabulary: Any, rows: int) -> TokenAutomaton:
     """The automaton of a normalised expression. `vocabulary`: `outlines_vocabulary`'s; `rows`: ids of it.
 
+    outlines-core 0.2.14 loses ways out of final states: of ``x(ab)*`` it knows ``x`` only. (It takes a state for a final one
+    when that lies *behind* a final one, as regex-automata reports a match one byte late.) With ``\\z`` at the end no state is
+    final before the end of the text; it takes that only if something comes before, so a character is put in front, and the
+    automaton begins behind it.
+
     May take any time and memory. Raises UnusableIndex.
     """
     try:
-        index = Index(pattern, vocabulary)
+        index = Index(rf"\x00(?:{pattern})\z", vocabulary)
     except (ValueError, RuntimeError) as error:
         raise UnusableIndex(str(error).split("\n", 1)[0]) from None
     transitions: dict[int, dict[int, int]] = index.get_transitions()
     finals = set(index.get_final_states())
+    initial = transitions.pop(index.get_initial_state(), {}).get(rows + 1)
     ways = sum(map(len, transitions.values()))
+    if initial is None:
+        raise UnusableIndex("no text of it can be written with these tokens")
     if ways * 8 > MAX_INDEX_BYTES:
         raise UnusableIndex(f"{ways} ways")
-    names = sorted({index.get_initial_state(), *transitions, *finals})
+    names = sorted({initial, *transitions, *finals})
     numbers = {name: number for number, name in enumerate(names)}
     tokens, targets, counts = _arrays([transitions.get(name, {}) for name in names], numbers, rows)
     final = np.array([name in finals for name in names], dtype=np.bool_)
-    return _alive(TokenAutomaton(numbers[index.get_initial_state()], final, _offsets(counts), tokens, targets))
+    return _alive(TokenAutomaton(numbers[initial], final, _offsets(counts), tokens, targets))
 
 
 def _arrays(
     steps: Sequence[dict[int, int]], numbers: dict[int, int], rows: int
 ) -> tuple[Int32Array, Int32Array, npt.NDArray[np.int64]]:
-    """Ways of all states one after another, and how many each state has. outlines-core's EOS (id `rows`) is left out."""
+    """Ways of all states one after another, and how many each state has; without the two ids that are not the model's."""
     tokens, targets, counts = [], [], []
     for step in steps:
         step.pop(rows, None)
+        step.pop(rows + 1, None)
         at = np.fromiter(step.keys(), np.int32, len(step))
         to = np.fromiter((numbers.get(target, -1) for target in step.values()), np.int32, len(step))
         order = np.argsort(at, kind="stable")

@@ -12,17 +12,18 @@ from radixcast.actors.grammar.interface import GrammarError
 from radixcast.actors.grammar.regex_bounds import bound_loops
 from radixcast.actors.grammar.regex_lazy import narrow_lazy
 from radixcast.actors.grammar.regex_parse import parse, refused
-from radixcast.actors.grammar.regex_tree import EMPTY, NEVER, write
+from radixcast.actors.grammar.regex_tree import EMPTY, NEVER, Ranges, without, write
 from radixcast.protocols.limits import MAX_GRAMMAR_BYTES
 
 MAX_REGEX_CHARS = 64 << 10
 """Characters of an expression."""
 
 
-def normalize(pattern: str, max_tokens: int = 0) -> str:
+def normalize(pattern: str, max_tokens: int = 0, unwritable: Ranges = ()) -> str:
     """`pattern` as all backends read it, for outputs of at most `max_tokens` tokens (0: not known).
 
-    Raises GrammarError: invalid_regex with the position, or grammar_too_large.
+    `unwritable`: characters that the model has no tokens for; an output that needs one would be stuck before it. Raises
+    GrammarError: invalid_regex with the position, or grammar_too_large.
     """
     if len(pattern) > MAX_REGEX_CHARS:
         raise GrammarError(
@@ -31,7 +32,7 @@ def normalize(pattern: str, max_tokens: int = 0) -> str:
             param="regex",
         )
     try:
-        tree = bound_loops(narrow_lazy(parse(pattern)), max_tokens)
+        tree = without(bound_loops(narrow_lazy(parse(pattern)), max_tokens), unwritable)
         text = write(tree)
     except RecursionError:
         raise refused("it is nested too deep") from None

@@ -118,7 +118,9 @@ def _narrow_loop(loop: Repeat, body: Ranges, before: str, behind: _Next) -> Node
             body = minus(body, chars(text[0]))
     else:
         body = minus(body, behind.first)
-    return repeat(Chars(body), loop.low, loop.high, loop.lazy) if body else repeat(NEVER, loop.low, loop.high)
+    if not body:  # what follows could stand anywhere: the shortest match
+        return repeat(loop.item, loop.low, loop.low)
+    return repeat(Chars(body), loop.low, loop.high, loop.lazy)
 
 
 # ------------------------------------------------------------------ what comes next

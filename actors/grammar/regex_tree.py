@@ -174,6 +174,22 @@ def repeat(item: Node, low: int, high: int | None, lazy: bool = False) -> Node:
     return Repeat(item, low, high, lazy)
 
 
+def without(node: Node, removed: Ranges) -> Node:
+    """`node` without the texts that have a character of `removed`."""
+    if not removed:
+        return node
+    match node:
+        case Chars(given):
+            return Chars(minus(given, removed))
+        case Seq(items):
+            return sequence([without(item, removed) for item in items])
+        case Alt(items):
+            return either([without(item, removed) for item in items])
+        case Repeat(item, low, high, lazy):
+            return repeat(without(item, removed), low, high, lazy)
+    return node
+
+
 def nullable(node: Node) -> bool:
     """Whether the empty text matches."""
     match node:

@@ -31,6 +31,7 @@ from radixcast.actors.grammar.interface import GrammarError
 from radixcast.actors.grammar.jobs import Done, Frames, FromWorker, Job, Start, Started, ToWorker, frame
 from radixcast.actors.grammar.outlines_index import UnusableIndex, build, index_file, outlines_vocabulary, trim
 from radixcast.actors.grammar.regex import normalize
+from radixcast.actors.grammar.unwritable import unwritable
 from radixcast.actors.grammar.vocabulary import Vocabulary
 from radixcast.actors.host import die_with_parent, set_process_name
 from radixcast.protocols.errors import ErrorInfo, RadixcastError, RequestError
@@ -254,7 +255,7 @@ def _prove(job: Job, fd: int, vocabulary: Vocabulary, automata: Any, run_dir: st
         return
     _write(fd, frame(done))
     with contextlib.suppress(UnusableIndex, MemoryError, OSError, RequestError):
-        automaton = build(normalize(job.spec.text, job.spec.max_tokens), automata, vocabulary.rows)
+        automaton = build(normalize(job.spec.text, job.spec.max_tokens, unwritable(vocabulary)), automata, vocabulary.rows)
         automaton.save(index_file(run_dir, job.spec.key))
         _write(fd, frame(Done(id=job.id, automaton=True)))
 

@@ -48,6 +48,8 @@ def accepts(pattern: str, text: str, max_tokens: int = 0) -> bool:
         ("[ab]*?ab1", ["aab1", "abab1"], []),
         (".*?(?:</a>|</b>)", ["x<y</a>", "</b>"], ["</a></b>"]),
         ("a.*?", ["a", "abc"], []),
+        ("a.*?.", ["ab"], ["abc"]),
+        ("a.+?.", ["abc"], ["abcd"]),
         ("(?:ab|c)*?ab", ["cab", "abab"], []),
         (r"x.*?y{3}z", ["xyyz yyyz", "xyyyz"], ["xyyyzyyyz"]),
     ],
