@@ -253,7 +253,9 @@ def test_inconsistent_files_are_no_automata(tmp_path: Path, broken: dict[str, An
     fields: dict[str, Any] = {"initial": 0, "final": [False, True], "starts": [0, 1, 1], "tokens": [3], "targets": [1]}
 
     def saved(changes: dict[str, Any]) -> Path:
-        values = {name: value if name == "initial" else np.array(value) for name, value in (fields | changes).items()}
+        values: dict[str, Any] = {
+            name: value if name == "initial" else np.array(value) for name, value in (fields | changes).items()
+        }
         TokenAutomaton(**values).save(tmp_path / "grammar" / "x.npz")
         return tmp_path / "grammar" / "x.npz"
 

@@ -106,7 +106,9 @@ def test_dot_is_anything_but_a_line_break_unless_asked() -> None:
     assert parse("(?s:.)") == Chars(ranges([(0, 0x10FFFF)]))
 
 
-SETS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)).map(sorted).map(tuple), max_size=6).map(ranges)
+SETS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)).map(lambda pair: (min(pair), max(pair))), max_size=6).map(
+    ranges
+)
 
 
 @given(SETS, SETS)
