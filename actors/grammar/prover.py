@@ -75,7 +75,7 @@ class Prover:
             raise GrammarError(known.message, info=known)
         task = self._running.get(key)
         if task is None:
-            if self._closed or self._waiting >= MAX_WAITING:
+            if self._closed or len(self._running) >= WORKERS + MAX_WAITING:
                 raise Overloaded("too many grammars are being compiled", retry_after=1.0)
             task = self._running[key] = self._own(asyncio.create_task(self._prove(spec, key), name="prove"))
         await asyncio.shield(task)  # others may wait for it, too

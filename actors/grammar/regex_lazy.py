@@ -13,7 +13,7 @@ A lazy loop over longer parts (``(ab|c)*?``), or with nothing definite behind it
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from radixcast.actors.grammar.regex_tree import (
     EMPTY,
@@ -77,7 +77,7 @@ def _narrow_sequence(items: list[Node], before: str, behind: _Next) -> Node:
     position = 0
     while position < len(items):
         item = items[position]
-        if isinstance(item, Chars):
+        if not _has_lazy(item):
             result.append(item)
             position += 1
             continue
@@ -90,6 +90,16 @@ def _narrow_sequence(items: list[Node], before: str, behind: _Next) -> Node:
         result.append(_narrow(item, char, _next(items, position + 1, behind)))
         position += 1
     return sequence(result)
+
+
+def _has_lazy(node: Node) -> bool:
+    """Whether a lazy loop is in it."""
+    match node:
+        case Repeat(item, _, _, lazy):
+            return lazy or _has_lazy(item)
+        case Seq(items) | Alt(items):
+            return any(_has_lazy(item) for item in items)
+    return False
 
 
 def _can_run(item: Node) -> bool:
@@ -212,15 +222,3 @@ def _failures(text: str, state: int, body: Ranges) -> dict[int, Node]:
     if rest:
         result[0] = Chars(rest)
     return result
-
-
-def without_marks(node: Node) -> Node:
-    """`node` with every loop marked greedy: once narrowed, laziness has no meaning left."""
-    match node:
-        case Repeat(item):
-            return replace(node, item=without_marks(item), lazy=False)
-        case Seq(items):
-            return Seq(tuple(without_marks(item) for item in items))
-        case Alt(items):
-            return Alt(tuple(without_marks(item) for item in items))
-    return node
