@@ -75,6 +75,7 @@ def _narrow(node: Node, before: str, behind: _Next) -> Node:
 def _narrow_sequence(items: list[Node], before: str, behind: _Next) -> Node:
     result: list[Node] = []
     position = 0
+    ahead = _all_next(items, behind) if any(_has_lazy(item) for item in items) else []
     while position < len(items):
         item = items[position]
         if not _has_lazy(item):
@@ -87,7 +88,7 @@ def _narrow_sequence(items: list[Node], before: str, behind: _Next) -> Node:
             result.append(up_to(text, _ranges_of(item)))
             position += 1 + len(text)
             continue
-        result.append(_narrow(item, char, _next(items, position + 1, behind)))
+        result.append(_narrow(item, char, ahead[position + 1]))
         position += 1
     return sequence(result)
 
@@ -147,15 +148,18 @@ def _text(items: list[Node], start: int) -> str:
     return text
 
 
-def _next(items: list[Node], start: int, behind: _Next) -> _Next:
-    """The first thing behind a place that must come; what may be missing is passed over."""
-    for position in range(start, len(items)):
-        text = _text(items, position)
+def _all_next(items: list[Node], behind: _Next) -> list[_Next]:
+    """For each place before, between and behind `items`: the first thing that must come; what may be missing is passed over."""
+    result = [behind]
+    text = ""
+    for item in reversed(items):
+        char = only(item)
+        text = char + text[: _LONGEST - 1] if char else ""
         if text:
-            return _Next(text)
-        if not nullable(items[position]):
-            return _first(items[position])
-    return behind
+            result.append(_Next(text))
+        else:
+            result.append(result[-1] if nullable(item) else _first(item))
+    return result[::-1]
 
 
 def _first(node: Node) -> _Next:
@@ -164,7 +168,7 @@ def _first(node: Node) -> _Next:
         case Chars(given):
             return _Next(only(node)) if only(node) else _Next(first=given)
         case Seq(items):
-            return _next(list(items), 0, _NOTHING)
+            return _all_next(list(items), _NOTHING)[0]
         case Repeat(item):
             return _Next(only(item)) if only(item) else _first(item)
         case Alt(items):
