@@ -30,11 +30,12 @@ class LlguidanceCompiled:
         """`grammar`: llguidance's own form. Raises GrammarError with `code`, or unsatisfiable_schema for an empty language."""
         limits = llguidance.LLParserLimits(verbose_errors=False)
         self.vocabulary = vocabulary
-        self._start = llguidance.LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=limits)
-        if self._start.is_error():
-            raise GrammarError(_reason(self._start.get_error()), code=_code(self._start.get_error(), code))
+        start = llguidance.LLMatcher(vocabulary.tokenizer, grammar, log_level=0, limits=limits)
+        if start.is_error():
+            raise GrammarError(_reason(start.get_error()), code=_code(start.get_error(), code))
         self.nbytes = (2 << 20) + 64 * len(grammar)
-        first = self.matcher()
+        # Its mask comes with every copy: the first one of a large grammar takes longer than a step may.
+        self._first = first = LlguidanceMatcher(start, vocabulary)
         allowed = first.allowed()
         if first.error or not allowed.any():
             raise GrammarError(first.error or "nothing matches this grammar", code=_empty_code(code))
@@ -43,7 +44,7 @@ class LlguidanceCompiled:
 
     def matcher(self) -> LlguidanceMatcher:
         """A matcher at the start of the output."""
-        return LlguidanceMatcher(self._start.deep_copy(), self.vocabulary)
+        return self._first.fork()
 
 
 class LlguidanceMatcher:

@@ -10,6 +10,7 @@ still to come are dropped, and Capacity is told anew when the link is up. Compil
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -56,6 +57,7 @@ class ModelRunnerActor(Actor):
         self._loaded, self._ended = loop.create_future(), loop.create_future()
         self._worker.start()
         self._capacity = await self._loaded
+        gc.freeze()  # what was loaded stays: a full collection over it would hold up a step for a fifth of a second
         self.spawn(_wait_for(self._ended), "compute thread")
         if self.setup.model.weight_format != "free":
             # Behind loading, which it would slow down by its own time, and before there is a stream that it could hold up.

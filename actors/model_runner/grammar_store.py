@@ -23,6 +23,7 @@ from radixcast.protocols.internal import GrammarReady
 
 log = logging.getLogger(__name__)
 
+_TRIVIAL = GrammarSpec(kind="ebnf", text='root ::= "a"')
 _MISSING = "The runner does not have this request's grammar (any more)."
 _FAILED = InternalError("The grammar could not be built; the server's log has the details.", code="grammar_failed").info
 
@@ -72,6 +73,7 @@ class GrammarStore:
     def _warm_up(self) -> None:
         try:
             self._builder = self._builder or self._make_builder()
+            self._builder.build(_TRIVIAL).matcher().forced(1)  # what libraries do once, they do now
         except Exception as error:
             # Whoever needs it is told when it is tried again.
             log.warning("the vocabulary can't be loaded for grammars: %s", error)
