@@ -31,7 +31,7 @@ async def flush_cache(call: Call) -> web.StreamResponse:
 
 
 async def abort_request(call: Call) -> web.StreamResponse:
-    """POST /abort_request {"rid"} or {"abort_all": true}: always 200, ids that are not known are remembered a while."""
+    """POST /abort_request {"rid"} or {"abort_all": true}: always 200, also for ids that are not known."""
     body = await read_json(call.request, optional=True)
     rid, everything, reason = body.get("rid", ""), body.get("abort_all", False), body.get("abort_message") or "aborted"
     if not isinstance(rid, str | None) or len(rid or "") > limits.MAX_RID_CHARS:
